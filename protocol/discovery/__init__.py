@@ -1,0 +1,1 @@
+"""Where addresses of other peers come from."""

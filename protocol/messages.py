@@ -1,0 +1,257 @@
+"""The frozen messages of the wire, and the whole models and gradients that they carry.
+
+Every request has a `request_id` that its answer repeats. `MESSAGES` gives each type its kind byte;
+a message of a type in `WITH_BODY` is followed by one raw body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, NamedTuple, NewType
+
+import msgspec
+
+from protocol.tensors import Tensors
+
+PROTOCOL_VERSION = 1
+PROTOCOL_MIN = 1
+
+PeerId = NewType("PeerId", str)
+"""The first 16 bytes of BLAKE2b of a peer's public key, in hex."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+Features = Annotated[list[Annotated[str, msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=32)]
+
+
+class Version(NamedTuple):
+    """When a model was made: the owner's incarnation and its round.
+
+    The incarnation grows with every start of the owner, since an old checkpoint reuses rounds.
+    """
+
+    incarnation: Count
+    round_number: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSnapshot:
+    """A whole model of one version, immutable."""
+
+    version: Version
+    tensors: Tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientUpdate:
+    """A whole gradient that `sender` made for the receiver's model.
+
+    Attributes:
+        sender: Who made it; taken from the authenticated connection, never from a field.
+        sender_round: The sender's round, which orders gradients of one sender.
+        on_version: The version of the receiver's model on which it was made.
+        weight: The sender's collaboration weight for that model, in [0, 1]; not yet multiplied.
+        num_examples: Examples in the batch.
+        gradient: Mean gradient over the batch, f32.
+    """
+
+    sender: PeerId
+    sender_round: int
+    on_version: Version
+    weight: float
+    num_examples: int
+    gradient: Tensors
+
+
+class RefusalCode(StrEnum):
+    """Why a request was refused."""
+
+    VERSION = "VERSION"
+    FEDERATION = "FEDERATION"
+    LAYOUT = "LAYOUT"
+    NOT_ALLOWED = "NOT_ALLOWED"
+    BUSY = "BUSY"
+    LEAVING = "LEAVING"
+    NO_MODEL = "NO_MODEL"
+    NO_TRANSFER = "NO_TRANSFER"
+    NO_HELLO = "NO_HELLO"
+    MALFORMED = "MALFORMED"
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every message has: the id of the request it is, or answers."""
+
+    request_id: Count
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """The first request on a connection; frozen for ever, it alone tolerates unknown fields."""
+
+    request_id: Count
+    protocol_min: Count
+    protocol_max: Count
+    features: Features
+    name: Text
+    incarnation: Count
+    advertise: Text
+    federation_id: Text
+    layout_fingerprint: Text
+    task: Text
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    """Answers `Hello`: the version to speak, and the limits of who answers."""
+
+    version: Count
+    features: Features
+    name: Text
+    incarnation: Count
+    max_chunk_bytes: Count
+
+
+class Refusal(_Message, frozen=True, kw_only=True):
+    """Answers any request with no."""
+
+    code: RefusalCode
+    text: Text
+    retry_after_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
+
+
+class Ping(_Message, frozen=True, kw_only=True):
+    """Asks for a sign of life."""
+
+
+class Pong(_Message, frozen=True, kw_only=True):
+    """Answers `Ping`."""
+
+
+class ModelRequest(_Message, frozen=True, kw_only=True):
+    """Asks for the newest model, unless it is the version the asker has.
+
+    Its `request_id` is also the id of the transfer: chunks may be asked for before it is answered.
+    `accept_bytes` is how much of the model may come with the offer, to spare small models a second
+    round trip.
+    """
+
+    have: Version | None
+    accept_bytes: Count
+
+
+class ModelOffer(_Message, frozen=True, kw_only=True):
+    """Answers `ModelRequest`: what can be pulled by chunks, for a while.
+
+    The body is the beginning of the model, as much as was accepted; the whole of a small one.
+    """
+
+    version: Version
+    size_bytes: Count
+    digest: Digest
+
+
+class ModelUnchanged(_Message, frozen=True, kw_only=True):
+    """Answers `ModelRequest`: the asker has the newest version."""
+
+    version: Version
+
+
+class ChunkRequest(_Message, frozen=True, kw_only=True):
+    """Asks for bytes `[offset, offset + length)` of the model that is pulled as `transfer_id`."""
+
+    transfer_id: Count
+    offset: Count
+    length: Count
+
+
+class Chunk(_Message, frozen=True, kw_only=True):
+    """Answers `ChunkRequest`; the body is the bytes."""
+
+    transfer_id: Count
+    offset: Count
+
+
+class GradientOffer(_Message, frozen=True, kw_only=True):
+    """Announces a gradient that follows by chunks, under the sender's own `transfer_id`.
+
+    The body is its beginning, the whole of a small one; empty when the sender resumes.
+    """
+
+    transfer_id: Count
+    size_bytes: Count
+    digest: Digest
+    sender_round: Count
+    on_version: Version
+    weight: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    num_examples: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+
+
+class GradientChunk(_Message, frozen=True, kw_only=True):
+    """Carries bytes of an announced gradient from `offset` on, in the body; idempotent."""
+
+    transfer_id: Count
+    offset: Count
+
+
+class GradientProgress(_Message, frozen=True, kw_only=True):
+    """Answers `GradientOffer` and `GradientChunk`: every byte before `received_bytes` is there.
+
+    When that is all of them, the gradient has also been verified and delivered.
+    """
+
+    transfer_id: Count
+    received_bytes: Count
+
+
+class LayoutExchange(_Message, frozen=True, kw_only=True):
+    """Asks for, and answers with, the canonical layout in the body, to name a difference.
+
+    The body is empty when the description is too long for one message.
+    """
+
+
+class Leave(_Message, frozen=True, kw_only=True):
+    """Says goodbye; the one message that is not answered."""
+
+
+Message = (
+    Hello
+    | Welcome
+    | Refusal
+    | Ping
+    | Pong
+    | ModelRequest
+    | ModelOffer
+    | ModelUnchanged
+    | ChunkRequest
+    | Chunk
+    | GradientOffer
+    | GradientChunk
+    | GradientProgress
+    | LayoutExchange
+    | Leave
+)
+
+MESSAGES: tuple[type[Message], ...] = (
+    Hello,
+    Welcome,
+    Refusal,
+    Ping,
+    Pong,
+    ModelRequest,
+    ModelOffer,
+    ModelUnchanged,
+    ChunkRequest,
+    Chunk,
+    GradientOffer,
+    GradientChunk,
+    GradientProgress,
+    LayoutExchange,
+    Leave,
+)
+"""The kind byte of a message is the position of its type here, from 1; append only."""
+
+WITH_BODY: frozenset[type[Message]] = frozenset(
+    (ModelOffer, Chunk, GradientOffer, GradientChunk, LayoutExchange)
+)

@@ -1,0 +1,1 @@
+"""How whole models and gradients reach other peers: one interface, two transports."""

@@ -1,0 +1,107 @@
+"""The `Transport` interface and its promises; `tests/conformance` holds every transport to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a peer can be reached.
+
+    Attributes:
+        name: What people call it.
+        endpoint: Such as `tcp://127.0.0.1:7001` or `tcp://[::1]:7001`.
+        public_key: Its CURVE public key, z85-encoded, 40 characters.
+    """
+
+    name: str
+    endpoint: str
+    public_key: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What a transport moved and refused since it started.
+
+    Attributes:
+        bytes_sent: Bytes of all frames handed to the network.
+        bytes_received: Bytes of all frames that came from it.
+        models_fetched: Whole models received and verified.
+        models_unchanged: Requests answered with "you have the newest".
+        gradients_sent: Whole gradients delivered.
+        gradients_received: Whole gradients received and verified.
+        requests_failed: Own requests without an answer in time, or refused.
+        requests_refused: Requests of others that were refused.
+        malformed: Messages from others that the protocol doesn't allow.
+        replies_dropped: Replies that a slow or vanished asker could not take.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    models_fetched: int = 0
+    models_unchanged: int = 0
+    gradients_sent: int = 0
+    gradients_received: int = 0
+    requests_failed: int = 0
+    requests_refused: int = 0
+    malformed: int = 0
+    replies_dropped: int = 0
+
+
+class Listener(Protocol):
+    """What a transport tells its owner; called on the event loop, must not block or raise."""
+
+    def gradient_arrived(self, update: GradientUpdate) -> None:
+        """Take a whole, verified gradient of a peer."""
+
+    def neighbors_changed(self, neighbors: frozenset[PeerId]) -> None:
+        """Take the known peers that are not known to be unreachable."""
+
+
+class Transport(Protocol):
+    """Carries whole models and gradients between peers.
+
+    Promises:
+        1. `fetch` returns a verified, finite model of our layout, or None when the owner's newest
+           version is `have`; the tensors are ours alone and writable.
+        2. `push` returns once the receiver has verified the gradient; it was delivered once.
+        3. Both end within `deadline_s`, whatever the other side does, with a result or with
+           `PeerUnreachable`, `PeerRefused` or another `RemoteProtocolError`. Cancelling is safe.
+        4. A peer never heard of since `set_neighbors` counts as reachable until a request to it
+           fails; an unreachable one is tried again, with growing pauses, until it answers.
+        5. `publish` takes effect for the next request; transfers that began go on with the model
+           they began with. Nothing is copied: the tensors must never change.
+        6. Nothing that arrives from outside raises in the owner or reaches it unverified.
+        7. `close` says goodbye to connected peers and ends within two seconds.
+    """
+
+    counters: Counters
+
+    async def start(self) -> str:
+        """Listen, and return the endpoint to be advertised, with its real port.
+
+        Raises:
+            BindError: The address can't be listened on.
+        """
+
+    def set_neighbors(self, addresses: Mapping[PeerId, Address]) -> None:
+        """Replace the known peers; connections to those no longer known are closed."""
+
+    def publish(self, snapshot: ModelSnapshot) -> None:
+        """Serve this model from now on to whoever is allowed to ask."""
+
+    async def fetch(
+        self, peer_id: PeerId, have: Version | None, deadline_s: float
+    ) -> ModelSnapshot | None:
+        """Fetch a peer's newest model, or None when it is the version we have."""
+
+    async def push(self, peer_id: PeerId, update: GradientUpdate, deadline_s: float) -> None:
+        """Deliver a gradient to the peer on whose model it was made."""
+
+    async def close(self) -> None:
+        """Say goodbye, end every transfer and close every socket."""
