@@ -1,0 +1,1 @@
+"""One participant: its algorithm, its learner and the daemon that drives them."""

@@ -1,0 +1,164 @@
+"""Save and restore a peer: one safetensors file, written whole or not at all.
+
+Tensors are named `own/NAME`, `optimizer/NAME/MOMENT` and `models/PEER_ID/NAME`; the file's metadata
+holds the rest as JSON under `coterie`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+
+from peer.core import KeptModel, PeerSnapshot
+from protocol.errors import CheckpointError
+from protocol.messages import ModelSnapshot, PeerId, Version
+from protocol.tensors import Array, Layout, Tensors
+
+FORMAT = 1
+_Entries = dict[str, dict[str, Any]]
+_DTYPE_NAMES = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f64": "float64",
+    "i8": "int8",
+    "u8": "uint8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "bool": "bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a peer needs to go on as if it had not stopped.
+
+    Attributes:
+        core: The algorithm's state between two rounds, the own model in it.
+        optimizer: The optimizer's arrays, f32.
+    """
+
+    core: PeerSnapshot
+    optimizer: Mapping[str, npt.NDArray[np.float32]]
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
+    """Write a checkpoint beside the old one, then take its place.
+
+    Raises:
+        CheckpointError: The file can't be written.
+    """
+    core = checkpoint.core
+    arrays = _arrays("own", core.model.tensors)
+    for peer_id, kept in core.kept.items():
+        arrays |= _arrays(f"models/{peer_id}", kept.snapshot.tensors)
+    for key, array in checkpoint.optimizer.items():
+        arrays[f"optimizer/{key}"] = ("float32", np.asarray(array, order="C"))
+    metadata = {
+        "format": FORMAT,
+        "layout": core.model.tensors.layout.fingerprint(task),
+        "round_number": core.round_number,
+        "version": core.model.version,
+        "loss_averages": dict(core.loss_averages),
+        "kept": {
+            peer_id: [kept.snapshot.version, kept.loss, kept.fetched_round]
+            for peer_id, kept in core.kept.items()
+        },
+        "rng_state": core.rng_state,
+    }
+    partial = path.with_name(path.name + ".partial")
+    try:
+        safetensors.serialize_file(_specs_of(arrays), partial, {"coterie": json.dumps(metadata)})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} can't be written: {error}") from error
+
+
+def load_checkpoint(path: Path, layout: Layout, task: str) -> Checkpoint:
+    """Read a checkpoint of a model with this layout and task.
+
+    Raises:
+        CheckpointError: It is missing, damaged, of another model or of another format.
+    """
+    try:
+        raw = path.read_bytes()
+        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+        metadata = json.loads(header["__metadata__"]["coterie"])
+        entries: _Entries = dict(safetensors.deserialize(raw))  # type: ignore[no-untyped-call]
+        if metadata["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {metadata['format']}, not {FORMAT}")
+        if metadata["layout"] != layout.fingerprint(task):
+            raise CheckpointError(
+                f"{path} is of another model: move it away to begin anew, or restore the settings "
+                "it was made with"
+            )
+        return _checkpoint_of(metadata, entries, layout)
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} can't be used ({type(error).__name__}: {error}): move it away to begin anew"
+        ) from error
+
+
+def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) -> Checkpoint:
+    kept = {
+        PeerId(peer_id): KeptModel(
+            ModelSnapshot(
+                version=Version(*version), tensors=_tensors(f"models/{peer_id}", entries, layout)
+            ),
+            loss,
+            fetched_round,
+        )
+        for peer_id, (version, loss, fetched_round) in metadata["kept"].items()
+    }
+    core = PeerSnapshot(
+        round_number=metadata["round_number"],
+        model=ModelSnapshot(
+            version=Version(*metadata["version"]), tensors=_tensors("own", entries, layout)
+        ),
+        loss_averages={PeerId(key): value for key, value in metadata["loss_averages"].items()},
+        kept=kept,
+        rng_state=metadata["rng_state"],
+    )
+    prefix = "optimizer/"
+    optimizer = {
+        key.removeprefix(prefix): np.frombuffer(entry["data"], "<f4").reshape(entry["shape"])
+        for key, entry in entries.items()
+        if key.startswith(prefix)
+    }
+    return Checkpoint(core, optimizer)
+
+
+def _specs_of(arrays: Mapping[str, tuple[str, Array]]) -> dict[str, safetensors.TensorSpec]:
+    """Describe contiguous arrays, which must stay alive until they are written."""
+    return {
+        name: safetensors.TensorSpec(
+            dtype=dtype, shape=list(array.shape), data_ptr=array.ctypes.data, data_len=array.nbytes
+        )
+        for name, (dtype, array) in arrays.items()
+    }
+
+
+def _arrays(prefix: str, tensors: Tensors) -> dict[str, tuple[str, Array]]:
+    return {
+        f"{prefix}/{spec.name}": (_DTYPE_NAMES[spec.dtype], tensors[spec.name])
+        for spec in tensors.layout.specs
+    }
+
+
+def _tensors(prefix: str, entries: _Entries, layout: Layout) -> Tensors:
+    tensors = Tensors.zeros(layout)
+    for name, target in tensors.items():
+        source = np.frombuffer(entries[f"{prefix}/{name}"]["data"], target.dtype)
+        target[...] = source.reshape(target.shape)
+    return tensors

@@ -1,0 +1,171 @@
+"""Frozen settings read from TOML; a wrong key or value is one error that names its path."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from peer.algorithm import PROFILES, AlgorithmSettings, Natural, Positive
+from peer.learner import TrainingSettings
+from protocol.errors import ConfigError
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where examples come from, and the model that learns from them."""
+
+    data: str
+    """`digits`, `fashion-mnist`, a `.npz` file, or your own `package.module:function`."""
+    data_folder: str = ""
+    """Where the files of `fashion-mnist` lie; empty looks in the usual places."""
+    download: bool = False
+    """Whether `fashion-mnist` may be downloaded from its official home when it isn't there."""
+    pool: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
+    """Images are averaged over squares of this many pixels: 2 makes 28x28 into 14x14."""
+    classes: Natural = 0
+    """Number of classes in the whole federation; 0 takes the data set's."""
+    model: str
+    """`logistic`, `mlp`, `cnn`, or your own `package.module:function`."""
+    model_seed: Natural = 0
+    """Seed of the initial parameters, which must be the same at all peers of a federation."""
+    seed: Natural = 0
+    """Seed of everything else: who is sampled, the split, the batches."""
+    import_paths: list[str] = []
+    """Folders to look in for your own modules, beside the one of the config file."""
+
+
+class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a peer is reached, and whom it knows."""
+
+    listen: str = "tcp://127.0.0.1:0"
+    """Where to listen; port 0 picks a free one, which the ready file tells."""
+    advertise: str = ""
+    """What to tell others instead of `listen`; needed with a wildcard address."""
+    federation: str = "coterie"
+    """Peers of another federation are refused."""
+    secret_key: str
+    """File with this peer's secret key, made by `coterie keygen`."""
+    allow: str
+    """Directory of the public keys (`NAME.pub`) of all peers that may talk to this one."""
+    neighbors: dict[str, str] = {}
+    """Endpoint of each known peer by its name; `NAME.pub` must be in `allow`."""
+    neighbors_file: str = ""
+    """A TOML file of such lines, read again when it changes; waited for at start."""
+    fetch_timeout_s: Positive = 5.0
+    """Longest wait for a model; a peer that hangs costs the others this once."""
+    push_timeout_s: Positive = 10.0
+    """Longest wait for a gradient to be taken."""
+
+
+class PeerSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that one peer needs to know."""
+
+    name: Name
+    """What people call this peer."""
+    labels: list[Natural] = []
+    """Keep only examples with these labels; empty keeps all."""
+    part: tuple[Natural, Natural] = (0, 1)
+    """`[i, n]` keeps the i-th of n interleaved parts."""
+    rounds: Natural = 0
+    """Rounds to do in all; 0 goes on for ever."""
+    min_round_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Shortest time for a round; 0 learns as fast as it can."""
+    state: str = ""
+    """Folder for checkpoint, records and result; empty means `state/NAME` beside the config."""
+    checkpoint_every_s: Positive = 30.0
+    """Seconds between checkpoints; there is always one at the end."""
+    local_baseline: bool = False
+    """Whether to train local-only too at the end, for comparison."""
+    network: NetworkSettings
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    training: TrainingSettings = TrainingSettings()
+
+
+SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
+
+
+def read_settings(
+    path: Path, settings_type: type[SettingsT], overrides: Sequence[str] = ()
+) -> SettingsT:
+    """Read settings from a TOML file, `section.key=value` overrides last.
+
+    Raises:
+        ConfigError: The file isn't there or isn't TOML, a key is unknown, or a value impossible.
+    """
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} isn't there: give the path of a config file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    for override in overrides:
+        _override(tree, override)
+    return build_settings(tree, settings_type, str(path))
+
+
+def build_settings(tree: dict[str, Any], settings_type: type[SettingsT], where: str) -> SettingsT:
+    """Turn a tree of plain values into settings, presets of the profile filled in.
+
+    Raises:
+        ConfigError: A key is unknown, missing, or its value impossible.
+    """
+    _check_keys(tree, settings_type, where, "")
+    section = tree.get("algorithm")
+    if isinstance(section, dict):
+        preset = PROFILES.get(str(section.get("profile", "default")), {})
+        tree = {**tree, "algorithm": {**preset, **section}}
+    try:
+        return msgspec.convert(tree, settings_type)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_readable(str(error))}") from error
+
+
+def resolve(base: Path, path: str) -> Path:
+    """Return a path of a config file, relative to that file's folder."""
+    return (base / Path(path).expanduser()).resolve()
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    *sections, last = key.strip().split(".")
+    if not equals or not last:
+        raise ConfigError(f"--set {override}: write it as section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {override}: {section} is not a section")
+    tree[last] = value
+
+
+def _check_keys(tree: Mapping[str, Any], struct: type[msgspec.Struct], where: str, at: str) -> None:
+    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    for key, value in tree.items():
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            advice = f"did you mean {at}{close[0]}?" if close else f"known are {', '.join(fields)}"
+            raise ConfigError(f"{where}: unknown setting {at}{key}; {advice}")
+        inner = fields[key]
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}: {at}{key} is a section: write [{at}{key}]")
+            _check_keys(value, inner, where, f"{at}{key}.")
+
+
+def _readable(message: str) -> str:
+    """`Expected X - at `$.a.b`` as `a.b: expected X`."""
+    text, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    text = text[:1].lower() + text[1:]
+    return f"{path}: {text}" if path else text

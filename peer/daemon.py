@@ -1,0 +1,358 @@
+"""Interpret the core's effects with asyncio, a transport and a learner in a worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.algorithm import mix_predictions
+from peer.core import PeerCore
+from peer.events import (
+    Adopt,
+    Differentiate,
+    Differentiated,
+    Effect,
+    Event,
+    Fetch,
+    FetchFailed,
+    Finished,
+    GradientArrived,
+    Measure,
+    Measured,
+    ModelFetched,
+    ModelUnchanged,
+    NeighborsChanged,
+    Publish,
+    ReadyToClose,
+    RoundClosed,
+    RoundFinished,
+    SendGradient,
+    Started,
+    Step,
+    Stepped,
+    Stopped,
+    StopRequested,
+)
+from peer.learner import Learner, Probabilities
+from peer.record import PHASES, WORK
+from protocol.errors import ModelError, PeerUnreachable, RemoteProtocolError
+from protocol.messages import GradientUpdate, PeerId
+from protocol.transport.interface import Transport
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """A finished round as the driver saw it.
+
+    Attributes:
+        finished: What the core says of it.
+        validation_accuracy: Of the mixture on the measuring examples; None when unknown.
+        seconds: By phase, `PHASES` and `total`.
+        work: How many models were `measured` and `differentiated`.
+    """
+
+    finished: RoundFinished
+    validation_accuracy: float | None
+    seconds: Mapping[str, float]
+    work: Mapping[str, int]
+
+
+class Daemon:
+    """Drives one core: it is also the transport's listener.
+
+    Args:
+        peer_id: Our own.
+        core: What to do.
+        learner: How to learn; called in one worker thread, so that the event loop stays free.
+        labels: Of the measuring examples, shape (num_examples,).
+        fetch_timeout_s: Longest wait for a model.
+        push_timeout_s: Longest wait for a gradient to be taken.
+        min_round_s: Shortest time for a round.
+        on_round: Told of every finished round.
+
+    Attributes:
+        finished: Set after the last round; the daemon keeps serving.
+        stopped: Set when nothing more will happen.
+        neighbors: The reachable peers.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer_id: PeerId,
+        core: PeerCore,
+        learner: Learner,
+        labels: npt.NDArray[np.int64],
+        fetch_timeout_s: float,
+        push_timeout_s: float,
+        min_round_s: float,
+        on_round: Callable[[RoundReport], None],
+    ) -> None:
+        self._peer_id = peer_id
+        self._core = core
+        self._learner = learner
+        self._labels = labels
+        self._fetch_timeout_s = fetch_timeout_s
+        self._push_timeout_s = push_timeout_s
+        self._min_round_s = min_round_s
+        self._on_round = on_round
+        self.finished = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self.neighbors: frozenset[PeerId] = frozenset()
+        self._transport: Transport
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._worker = ThreadPoolExecutor(1, "learner")
+        self._jobs: asyncio.Queue[Callable[[], Callable[[], None]]] = asyncio.Queue()
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._working = False
+        self._stopping = False
+        self._events: deque[Event] = deque()
+        self._feeding = False
+        self._outgoing: dict[PeerId, GradientUpdate | None] = {}
+        self._probabilities: dict[PeerId, Probabilities] = {}
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._work_done = dict.fromkeys(WORK, 0)
+        self._round_began = time.monotonic()
+
+    async def run(self, transport: Transport) -> None:
+        """Do rounds until stopped; the transport is started and closed by the caller."""
+        self._transport = transport
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._spawn(self._learn(), "learner")
+                self._feed(Started(self.neighbors))
+                await self.stopped.wait()
+                for task in self._running:
+                    task.cancel()
+        finally:
+            self.stopped.set()
+            self._tasks = None
+            for call in self._calls:
+                call.cancel()
+            self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def stop(self) -> None:
+        """Stop after what the learner is doing now, so that core and optimizer stay in step."""
+        self._stopping = True
+        if not self._working:
+            self._feed(StopRequested())
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Run a function in the learner's thread, after what it has to do already."""
+
+        def job() -> Callable[[], None]:
+            function()
+            return lambda: None
+
+        self._jobs.put_nowait(job)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a function in the learner's thread, after what it has to do already.
+
+        Raises:
+            asyncio.CancelledError: The daemon stopped before it was run.
+        """
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls.add(result)
+        result.add_done_callback(self._calls.discard)
+        self._jobs.put_nowait(lambda: _deliver(function(), result))
+        return await result
+
+    # The transport's listener.
+
+    def gradient_arrived(self, update: GradientUpdate) -> None:
+        """Hand a gradient to the core."""
+        self._feed(GradientArrived(update))
+
+    def neighbors_changed(self, neighbors: frozenset[PeerId]) -> None:
+        """Hand the reachable peers to the core."""
+        self.neighbors = neighbors
+        if self._tasks is not None:
+            self._feed(NeighborsChanged(neighbors))
+
+    # Effects.
+
+    def _feed(self, event: Event) -> None:
+        """Let the core handle an event, and those that its effects cause, one after another."""
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                for effect in self._core.handle(self._events.popleft()):
+                    self._interpret(effect)
+        finally:
+            self._feeding = False
+
+    def _interpret(self, effect: Effect) -> None:
+        match effect:
+            case Publish(snapshot):
+                self._transport.publish(snapshot)
+            case Fetch():
+                self._spawn(self._fetch(effect), f"fetch {effect.peer_id}")
+            case Measure():
+                self._jobs.put_nowait(lambda: self._measure(effect))
+            case Differentiate():
+                self._jobs.put_nowait(lambda: self._differentiate(effect))
+            case Step() | Adopt():
+                self._jobs.put_nowait(lambda: self._step(effect))
+            case SendGradient(peer_id, update):
+                self._send(peer_id, update)
+            case ReadyToClose(round_number):
+                spent = time.monotonic() - self._round_began
+                asyncio.get_running_loop().call_later(
+                    max(0.0, self._min_round_s - spent), self._feed, RoundClosed(round_number)
+                )
+            case RoundFinished():
+                self._finish_round(effect)
+            case Finished():
+                self.finished.set()
+            case Stopped():
+                self.stopped.set()
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        assert self._tasks is not None
+        task = self._tasks.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _fetch(self, effect: Fetch) -> None:
+        began = time.monotonic()
+        peer_id, round_number = effect.peer_id, effect.round_number
+        event: Event
+        try:
+            snapshot = await self._transport.fetch(peer_id, effect.have, self._fetch_timeout_s)
+        except (PeerUnreachable, RemoteProtocolError):
+            event = FetchFailed(peer_id, round_number)  # the transport counted and logged it
+        else:
+            event = (
+                ModelUnchanged(peer_id, round_number)
+                if snapshot is None
+                else ModelFetched(peer_id, round_number, snapshot)
+            )
+        self._seconds["fetch"] += time.monotonic() - began
+        self._feed(event)
+
+    def _send(self, peer_id: PeerId, update: GradientUpdate) -> None:
+        """Let one gradient a destination be on its way, and one, the newest, wait."""
+        idle = peer_id not in self._outgoing
+        self._outgoing[peer_id] = update
+        if idle:
+            self._spawn(self._push(peer_id), f"push {peer_id}")
+
+    async def _push(self, peer_id: PeerId) -> None:
+        try:
+            while (update := self._outgoing[peer_id]) is not None:
+                self._outgoing[peer_id] = None
+                began = time.monotonic()
+                await self._transport.push(peer_id, update, self._push_timeout_s)
+                self._seconds["push"] += time.monotonic() - began
+        except (PeerUnreachable, RemoteProtocolError):
+            pass  # a lost gradient is not sent again: the next round makes a newer one
+        finally:
+            del self._outgoing[peer_id]
+
+    async def _learn(self) -> None:
+        """Do the learner's jobs one after another, each off the event loop."""
+        loop = asyncio.get_running_loop()
+        while True:
+            job = await self._jobs.get()
+            self._working = True
+            try:
+                deliver = await loop.run_in_executor(self._worker, job)
+            except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+                where = f"in round {self._core.round_number}"
+                raise ModelError(f"the model failed {where}: {error}") from error
+            deliver()
+            self._working = False
+            if self._stopping:
+                self._feed(StopRequested())
+
+    # These run in the worker and return what is to be done on the event loop.
+
+    def _measure(self, effect: Measure) -> Callable[[], None]:
+        with _Stopwatch(self._seconds, "measure"):
+            measurement = self._learner.measure(effect.model)
+        event = Measured(effect.peer_id, effect.round_number, measurement.loss)
+
+        def deliver() -> None:
+            self._work_done["measured"] += 1
+            self._probabilities[effect.peer_id] = measurement.probabilities
+            self._feed(event)
+
+        return deliver
+
+    def _differentiate(self, effect: Differentiate) -> Callable[[], None]:
+        own = effect.peer_id == self._peer_id
+        with _Stopwatch(self._seconds, "differentiate"):
+            gradient = self._learner.differentiate(effect.model, effect.round_number, own=own)
+        event = Differentiated(
+            effect.peer_id, effect.round_number, gradient.tensors, gradient.num_examples
+        )
+
+        def deliver() -> None:
+            self._work_done["differentiated"] += 1
+            self._feed(event)
+
+        return deliver
+
+    def _step(self, effect: Step | Adopt) -> Callable[[], None]:
+        with _Stopwatch(self._seconds, "step"):
+            if isinstance(effect, Step):
+                model = self._learner.step(effect.gradient)
+            else:
+                model = self._learner.adopt(effect.model)
+        return lambda: self._feed(Stepped(effect.round_number, model))
+
+    def _finish_round(self, finished: RoundFinished) -> None:
+        now = time.monotonic()
+        self._seconds["total"] = now - self._round_began
+        weights = finished.prediction_weights
+        self._probabilities = {
+            peer_id: self._probabilities[peer_id]
+            for peer_id in weights
+            if peer_id in self._probabilities
+        }
+        known = {peer_id: weights[peer_id] for peer_id in self._probabilities}
+        accuracy = None
+        if known:  # the members measured by this process: all but those of a checkpoint
+            mixed = mix_predictions(known, self._probabilities)
+            accuracy = float((mixed.argmax(axis=1) == self._labels).mean())
+        self._on_round(RoundReport(finished, accuracy, self._seconds, self._work_done))
+        self._round_began = now
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._work_done = dict.fromkeys(WORK, 0)
+
+
+class _Stopwatch:
+    """Adds the seconds of a block to a phase."""
+
+    def __init__(self, seconds: dict[str, float], phase: str) -> None:
+        self._seconds = seconds
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds[self._phase] += time.monotonic() - self._began
+
+
+def _deliver(value: T, result: asyncio.Future[T]) -> Callable[[], None]:
+    def deliver() -> None:
+        if not result.done():
+            result.set_result(value)
+
+    return deliver

@@ -1,0 +1,152 @@
+"""A peer's labelled examples: their type and their split into train, holdout and test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import DataError
+
+TEST_FRACTION = 0.2
+HOLDOUT_FRACTION = 0.2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """Labelled examples.
+
+    Attributes:
+        inputs: Shape (num_examples, *input_shape), f32.
+        labels: Shape (num_examples,), i64, from 0 to num_classes - 1.
+
+    Raises:
+        DataError: The two don't fit each other, or an input is not finite.
+    """
+
+    inputs: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if self.inputs.ndim < 2 or self.labels.shape != self.inputs.shape[:1]:
+            raise DataError(
+                f"inputs of shape {self.inputs.shape} and labels of shape {self.labels.shape} "
+                "don't fit: the first must be (num_examples, ...), the second (num_examples,)"
+            )
+        # By the extremes, since a mask would take a quarter of the inputs' own memory.
+        if self.inputs.size and not np.isfinite([self.inputs.min(), self.inputs.max()]).all():
+            raise DataError("an input holds a number that is not finite: clean the data first")
+        if self.labels.size and self.labels.min() < 0:
+            raise DataError("a label is negative: labels count from 0")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: npt.NDArray[np.intp]) -> Examples:
+        """Return a copy of the examples at these positions."""
+        return Examples(self.inputs[indices], self.labels[indices])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dataset:
+    """A data set as it was published, or one peer's slice of it.
+
+    Attributes:
+        name: Its name.
+        train: Examples to learn from.
+        test: The data set's own test part, or None when it has none.
+        num_classes: Number of classes in the whole data set.
+
+    Raises:
+        DataError: A label is num_classes or more, or the two parts hold inputs of two shapes.
+    """
+
+    name: str
+    train: Examples
+    test: Examples | None
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for part, examples in (("train", self.train), ("test", self.test)):
+            if examples is None:
+                continue
+            if len(examples) and examples.labels.max() >= self.num_classes:
+                raise DataError(
+                    f"{self.name}: a {part} label is {examples.labels.max()}, but with "
+                    f"{self.num_classes} classes labels end at {self.num_classes - 1}: "
+                    "correct the labels or num_classes"
+                )
+            if examples.inputs.shape[1:] != self.input_shape:
+                raise DataError(
+                    f"{self.name}: the test inputs have the shape {examples.inputs.shape[1:]}, "
+                    f"the train inputs {self.input_shape}: prepare both parts alike"
+                )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, such as (channels, height, width)."""
+        return self.train.inputs.shape[1:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """What one peer does with its slice.
+
+    Attributes:
+        fit: Examples that gradients are computed on.
+        holdout: Local training examples kept for measuring models, never trained on; empty when
+            there are too few.
+        test: Examples that only the reports see; may be empty.
+    """
+
+    fit: Examples
+    holdout: Examples
+    test: Examples
+
+    @property
+    def train(self) -> Examples:
+        """All local training examples, the holdout included: what local-only trains on."""
+        return Examples(
+            np.concatenate([self.fit.inputs, self.holdout.inputs]),
+            np.concatenate([self.fit.labels, self.holdout.labels]),
+        )
+
+
+def split(dataset: Dataset, holdout_fraction: float, rng: np.random.Generator) -> Split:
+    """Split a peer's slice: test first unless it has its own, then the holdout out of train.
+
+    Every example lands in exactly one part. The parts are drawn at random, without regard to
+    labels, so that a class with a single example works too.
+
+    Args:
+        dataset: The peer's slice; `TEST_FRACTION` of its train part becomes the test part when it
+            has none of its own.
+        holdout_fraction: Part of the training examples kept for measuring, from 0 to below 1; 0
+            keeps none, anything above at least one example when there are two.
+        rng: Decides who lands where.
+
+    Raises:
+        DataError: There is no training example, or the fraction is out of range.
+    """
+    if not 0 <= holdout_fraction < 1:
+        raise DataError(
+            f"holdout_fraction = {holdout_fraction}: it must be from 0 to below 1, so that "
+            "something remains to train on"
+        )
+    if not len(dataset.train):
+        raise DataError(
+            f"{dataset.name}: no training example, so there is nothing to measure or to train on; "
+            "give this peer data, or leave it out"
+        )
+    order = rng.permutation(len(dataset.train))
+    num_test = 0 if dataset.test is not None else round(TEST_FRACTION * len(order))
+    test, train = order[:num_test], order[num_test:]
+    num_holdout = min(round(holdout_fraction * len(train)), len(train) - 1)
+    if holdout_fraction > 0 and len(train) > 1:
+        num_holdout = max(num_holdout, 1)
+    return Split(
+        fit=dataset.train.take(train[num_holdout:]),
+        holdout=dataset.train.take(train[:num_holdout]),
+        test=dataset.test if dataset.test is not None else dataset.train.take(test),
+    )

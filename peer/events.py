@@ -1,0 +1,226 @@
+"""What goes into a peer's core and what comes out of it: the closed unions `Event` and `Effect`.
+
+A driver carries out effects and answers with events; events that answer carry the round number of
+the effect. These are not messages: chunks, retries and deadlines are the transport's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from peer.algorithm import Verdict
+from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
+from protocol.tensors import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The driver is ready; these peers are reachable. The first event."""
+
+    neighbors: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
+class NeighborsChanged:
+    """These peers are reachable now."""
+
+    neighbors: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFetched:
+    """Answers `Fetch` with a model."""
+
+    peer_id: PeerId
+    round_number: int
+    snapshot: ModelSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnchanged:
+    """Answers `Fetch`: the version at hand is the newest."""
+
+    peer_id: PeerId
+    round_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """Answers `Fetch`: no model within the deadline."""
+
+    peer_id: PeerId
+    round_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Answers `Measure` with the model's loss on the own data."""
+
+    peer_id: PeerId
+    round_number: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """Answers `Differentiate`."""
+
+    peer_id: PeerId
+    round_number: int
+    gradient: Tensors
+    num_examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradientArrived:
+    """Another peer made a gradient for the own model; may come at any time."""
+
+    update: GradientUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    """Answers `ReadyToClose`: step with what has arrived."""
+
+    round_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Answers `Step` and `Adopt` with the new own model."""
+
+    round_number: int
+    model: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Stop at once; the current round counts as not begun."""
+
+
+Event = (
+    Started
+    | NeighborsChanged
+    | ModelFetched
+    | ModelUnchanged
+    | FetchFailed
+    | Measured
+    | Differentiated
+    | GradientArrived
+    | RoundClosed
+    | Stepped
+    | StopRequested
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Serve this version of the own model from now on."""
+
+    snapshot: ModelSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Fetch a peer's newest model unless it is the version at hand."""
+
+    peer_id: PeerId
+    round_number: int
+    have: Version | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure a model on the own data."""
+
+    peer_id: PeerId
+    round_number: int
+    model: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiate:
+    """Differentiate a model on the round's batch."""
+
+    peer_id: PeerId
+    round_number: int
+    model: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class SendGradient:
+    """Deliver a gradient; the newest to a destination replaces any that waits."""
+
+    peer_id: PeerId
+    update: GradientUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyToClose:
+    """The round's own work is done."""
+
+    round_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Take one optimizer step on the own model."""
+
+    round_number: int
+    gradient: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Start from another's model instead of the initial parameters."""
+
+    round_number: int
+    peer_id: PeerId
+    model: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFinished:
+    """What a round came to.
+
+    Attributes:
+        round_number: The round.
+        loss_averages: L̂_ij of every peer ever measured.
+        training_weights: Whom to sample and train: over self and the reachable peers.
+        prediction_weights: The mixture: over self and the peers whose models are kept.
+        sampled: The round's sampled neighbors.
+        verdicts: How many gradients of others were applied, and refused by reason.
+    """
+
+    round_number: int
+    loss_averages: Mapping[PeerId, float]
+    training_weights: Mapping[PeerId, float]
+    prediction_weights: Mapping[PeerId, float]
+    sampled: tuple[PeerId, ...]
+    verdicts: Mapping[Verdict, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last round is done; keep serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Nothing more will happen."""
+
+
+Effect = (
+    Publish
+    | Fetch
+    | Measure
+    | Differentiate
+    | SendGradient
+    | ReadyToClose
+    | Step
+    | Adopt
+    | RoundFinished
+    | Finished
+    | Stopped
+)

@@ -1,0 +1,33 @@
+"""Import what a peer needs, and warm it up, before a fork server forks peers.
+
+A fresh interpreter that imports torch and builds its first optimizer costs seconds and some 200 MB
+of its own; a peer forked after that shares nearly all of it. Nothing here starts a thread or opens
+a socket, since neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import torch
+
+import peer.process  # noqa: F401  what the forked peers run
+from peer.data import Examples, Split
+from peer.learner import TrainingSettings
+from peer.models import build_model
+from peer.torch_learner import TorchLearner
+
+
+def warm_up() -> None:
+    """Take one step with a tiny model: torch imports much of its optimizers only then."""
+    torch.set_num_threads(1)
+    examples = Examples(np.zeros((2, 1, 4, 4), np.float32), np.zeros(2, np.int64))
+    split = Split(fit=examples, holdout=examples, test=examples)
+    learner = TorchLearner(build_model("cnn", (1, 4, 4), 2, 0), split, 2, TrainingSettings())
+    learner.step(learner.differentiate(learner.parameters(), 0, own=True).tensors)
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every shared page
+
+
+warm_up()

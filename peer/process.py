@@ -1,0 +1,436 @@
+"""One peer process: from settings to a running daemon, its signals, its files and its result."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import fcntl
+import hashlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from peer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from peer.config import PeerSettings, resolve
+from peer.core import PeerCore, PeerSnapshot
+from peer.daemon import Daemon, RoundReport
+from peer.data import Split, split
+from peer.evaluate import evaluate, train_alone
+from peer.events import RoundFinished
+from peer.files import replacing
+from peer.models import build_model
+from peer.record import Recorder, write_json
+from peer.sources import load_source
+from peer.torch_learner import TorchLearner
+from protocol.discovery.static import StaticDiscovery, check_endpoint
+from protocol.errors import CoterieError
+from protocol.identity import AllowList, read_key_pair
+from protocol.messages import PeerId
+from protocol.transport.zeromq import ZeroMQTransport
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_S = 5.0
+STOP_TIMEOUT_S = 60.0
+READY_FILE = "ready.json"
+RECORD_FILE = "record.jsonl"
+RESULT_FILE = "result.json"
+CHECKPOINT_FILE = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the command line or the launcher adds to a peer's settings.
+
+    Attributes:
+        ready_file: Where to write the connection facts once the peer listens.
+        lifeline: A descriptor that becomes readable when whoever started the peer is gone.
+        keep_serving: Whether to go on serving after the last round, until told to stop.
+    """
+
+    ready_file: Path | None = None
+    lifeline: int | None = None
+    keep_serving: bool = False
+
+
+def run_peer(settings: PeerSettings, base: Path, options: RunOptions) -> None:
+    """Run one peer until its last round, a signal or the loss of its lifeline.
+
+    Args:
+        settings: The peer's.
+        base: The config file's folder, which relative paths start from.
+        options: See `RunOptions`.
+
+    Raises:
+        CoterieError: Settings, data, model, keys, address or checkpoint can't be used.
+    """
+    torch.set_num_threads(settings.training.threads)
+    state = resolve(base, settings.state or f"state/{settings.name}")
+    with _locked(state):
+        peer = _Peer(settings, base, state, options)
+        try:
+            asyncio.run(peer.run())
+        except BaseExceptionGroup as group:
+            raise _first_of(group) from group
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            peer.recorder.close()
+
+
+@dataclass(slots=True)
+class _Streams:
+    """The independent random streams of one peer, all from (seed, name)."""
+
+    split: np.random.Generator
+    sampling: np.random.Generator
+    batches: int
+
+    @classmethod
+    def of(cls, seed: int, name: str) -> _Streams:
+        key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+        first, second, third = np.random.SeedSequence((seed, key)).spawn(3)
+        return cls(
+            np.random.default_rng(first),
+            np.random.default_rng(second),
+            int(third.generate_state(1)[0]),
+        )
+
+
+class _Peer:
+    """The parts of one peer, put together."""
+
+    def __init__(
+        self, settings: PeerSettings, base: Path, state: Path, options: RunOptions
+    ) -> None:
+        self._settings = settings
+        self._state = state
+        self._options = options
+        network, algorithm = settings.network, settings.algorithm
+        streams = _Streams.of(settings.seed, settings.name)
+        self._import_paths = (base, *(resolve(base, path) for path in settings.import_paths))
+        self._split = self._load(base, streams.split)
+        self._seed = streams.batches
+        self._learner = self._new_learner(self._split)
+        self._keys = read_key_pair(resolve(base, network.secret_key))
+        self._allowed = AllowList(resolve(base, network.allow))
+        self._checkpoint_path = state / CHECKPOINT_FILE
+        restored = self._restore()
+        self._incarnation = _next_incarnation(state / "incarnation")
+        self._core = PeerCore(
+            peer_id=self._keys.peer_id,
+            settings=algorithm,
+            model=self._learner.parameters(),
+            incarnation=self._incarnation,
+            rounds=settings.rounds or None,
+            rng=streams.sampling,
+            restored=restored.core if restored else None,
+        )
+        check_endpoint("network.listen", network.listen)
+        if network.advertise:
+            check_endpoint("network.advertise", network.advertise)
+        self._discovery = StaticDiscovery(
+            network.neighbors,
+            resolve(base, network.allow),
+            resolve(base, network.neighbors_file) if network.neighbors_file else None,
+            self._keys.peer_id,
+        )
+        self._names: dict[PeerId, str] = {self._keys.peer_id: settings.name}
+        self.recorder = Recorder(state / RECORD_FILE, self._names)
+        self._began = time.monotonic()
+        self._checkpointed = self._began
+        self._told = self._began
+        self._daemon: Daemon
+        self._transport: ZeroMQTransport
+
+    async def run(self) -> None:
+        settings = self._settings
+        self._daemon = Daemon(
+            peer_id=self._keys.peer_id,
+            core=self._core,
+            learner=self._learner,
+            labels=self._learner.measured_labels,
+            fetch_timeout_s=settings.network.fetch_timeout_s,
+            push_timeout_s=settings.network.push_timeout_s,
+            min_round_s=settings.min_round_s,
+            on_round=self._round_finished,
+        )
+        self._transport = ZeroMQTransport(
+            key_pair=self._keys,
+            allow_list=self._allowed,
+            listen=settings.network.listen,
+            advertise=settings.network.advertise or None,
+            federation_id=settings.network.federation,
+            name=settings.name,
+            incarnation=self._incarnation,
+            layout=self._learner.layout,
+            task=self._learner.task,
+            listener=self._daemon,
+        )
+        stop = asyncio.Event()
+        with _stop_signals(stop, self._options.lifeline):
+            endpoint = await self._transport.start()
+            self._transport.publish(self._core.model)
+            try:
+                self._tell_ready(endpoint)
+                await self._live(stop)
+            finally:
+                await self._transport.close()
+
+    async def _live(self, stop: asyncio.Event) -> None:
+        """Learn among the neighbors until done or stopped; leave a checkpoint behind."""
+        known = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [
+                tasks.create_task(self._follow_addresses(known), name="addresses"),
+                tasks.create_task(self._stop_when(stop), name="stop"),
+                tasks.create_task(self._finish(stop), name="finish"),
+            ]
+            starting = tasks.create_task(known.wait(), name="starting")
+            stopping = tasks.create_task(stop.wait(), name="stopping")
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():
+                await self._daemon.run(self._transport)
+                self._save(self._core.snapshot())
+            for task in (*helpers, starting, stopping):
+                task.cancel()
+        logger.info("stopped after round %d", self._core.round_number)
+
+    async def _follow_addresses(self, known: asyncio.Event) -> None:
+        async for addresses in self._discovery.watch():
+            self._names.update({peer_id: each.name for peer_id, each in addresses.items()})
+            self._transport.set_neighbors(addresses)
+            known.set()
+
+    async def _stop_when(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._daemon.stop()
+
+    async def _finish(self, stop: asyncio.Event) -> None:
+        """After the last round, evaluate and write the result; then serve on, or stop."""
+        await self._daemon.finished.wait()
+        result = await self._daemon.call(self._evaluate)
+        write_json(self._state / RESULT_FILE, result)
+        logger.info("finished: accuracy %s on %d test examples", *_summary(result))
+        if not self._options.keep_serving:
+            stop.set()
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Evaluate on the test examples, in the learner's thread."""
+        local = None
+        if self._settings.local_baseline:
+            alone = Split(fit=self._split.train, holdout=self._split.holdout, test=self._split.test)
+            local = train_alone(self._new_learner(alone), self._core.round_number)
+        mixture, weights = self._core.mixture(), self._core.prediction_weights()
+        accuracies = evaluate(
+            self._learner, self._split.test, mixture, weights, self._core.model.tensors, local
+        )
+        counters = self._transport.counters
+        return {
+            "name": self._settings.name,
+            "rounds": self._core.round_number,
+            "num_train": len(self._split.train),
+            "num_test": len(self._split.test),
+            **accuracies,
+            "weights": self.recorder.named(weights),
+            "bytes_sent": counters.bytes_sent,
+            "bytes_received": counters.bytes_received,
+            "seconds": round(time.monotonic() - self._began, 3),
+        }
+
+    def _round_finished(self, report: RoundReport) -> None:
+        now = time.monotonic()
+        self.recorder.round_finished(
+            report.finished,
+            own=self._keys.peer_id,
+            time_s=now - self._began,
+            validation_accuracy=report.validation_accuracy,
+            num_neighbors=len(self._daemon.neighbors),
+            counters=self._transport.counters,
+            seconds=report.seconds,
+            work=report.work,
+        )
+        if now - self._told >= PROGRESS_S:
+            self._told = now
+            self._log_progress(report.finished, report.validation_accuracy)
+        if now - self._checkpointed >= self._settings.checkpoint_every_s:
+            self._checkpointed = now
+            snapshot = self._core.snapshot()
+            self._daemon.submit(lambda: self._save(snapshot))
+
+    def _log_progress(self, finished: RoundFinished, accuracy: float | None) -> None:
+        others = {
+            self.recorder.name_of(peer_id): weight
+            for peer_id, weight in finished.prediction_weights.items()
+            if peer_id != self._keys.peer_id
+        }
+        strongest = sorted(others.items(), key=lambda item: (-item[1], item[0]))[:3]
+        logger.info(
+            "round %d: loss %s, validation accuracy %s, %d neighbors reachable, collaborators %s",
+            finished.round_number,
+            _digits(finished.loss_averages.get(self._keys.peer_id)),
+            _digits(accuracy),
+            len(self._daemon.neighbors),
+            ", ".join(f"{name} {weight:.2f}" for name, weight in strongest) or "none yet",
+        )
+
+    def _load(self, base: Path, rng: np.random.Generator) -> Split:
+        settings = self._settings
+        source = settings.data
+        dataset = load_source(
+            str(resolve(base, source)) if source.endswith(".npz") else source,
+            folder=resolve(base, settings.data_folder) if settings.data_folder else None,
+            download=settings.download,
+            num_classes=settings.classes or None,
+            labels=settings.labels or None,
+            part=settings.part,
+            pool=settings.pool,
+            import_paths=self._import_paths,
+        )
+        algorithm = settings.algorithm
+        fraction = algorithm.holdout_fraction if algorithm.measure_on == "holdout" else 0.0
+        parts = split(dataset, fraction, rng)
+        self._num_classes = dataset.num_classes
+        self._input_shape = dataset.train.inputs.shape[1:]
+        if algorithm.measure_on == "holdout" and not len(parts.holdout):
+            logger.warning(
+                "%d training examples are too few for a holdout: models are measured on them, "
+                "which favors the own model",
+                len(parts.fit),
+            )
+        if not len(parts.test):
+            logger.warning("no test examples: this peer's accuracy stays unknown")
+        return parts
+
+    def _new_learner(self, examples: Split) -> TorchLearner:
+        settings = self._settings
+        module = build_model(
+            settings.model,
+            self._input_shape,
+            self._num_classes,
+            settings.model_seed,
+            self._import_paths,
+        )
+        return TorchLearner(
+            module,
+            examples,
+            self._num_classes,
+            settings.training,
+            loss=settings.algorithm.loss,
+            measure_on=settings.algorithm.measure_on,
+            seed=self._seed,
+        )
+
+    def _restore(self) -> Checkpoint | None:
+        if not self._checkpoint_path.exists():
+            return None
+        checkpoint = load_checkpoint(
+            self._checkpoint_path, self._learner.layout, self._learner.task
+        )
+        self._learner.restore(checkpoint.core.model.tensors, checkpoint.optimizer)
+        logger.info("resuming from round %d", checkpoint.core.round_number)
+        return checkpoint
+
+    def _save(self, core: PeerSnapshot) -> None:
+        checkpoint = Checkpoint(core, self._learner.optimizer_state())
+        save_checkpoint(self._checkpoint_path, checkpoint, self._learner.task)
+
+    def _tell_ready(self, endpoint: str) -> None:
+        facts = {
+            "name": self._settings.name,
+            "peer_id": self._keys.peer_id,
+            "endpoint": endpoint,
+            "public_key": self._keys.public_key,
+            "incarnation": self._incarnation,
+            "pid": os.getpid(),
+        }
+        logger.info("%s listens on %s", self._settings.name, endpoint)
+        if self._options.ready_file is not None:
+            write_json(self._options.ready_file, facts)
+
+
+@contextmanager
+def _stop_signals(stop: asyncio.Event, lifeline: int | None) -> Iterator[None]:
+    """Set `stop` on the first Ctrl-C, SIGTERM or loss of the lifeline; a second signal kills."""
+    loop = asyncio.get_running_loop()
+
+    def begin_stop() -> None:
+        stop.set()
+        # Nothing may keep a stopping peer alive; if something does, say where it hung.
+        faulthandler.dump_traceback_later(STOP_TIMEOUT_S, exit=True)
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        logger.info("stopping (%s)", signal.Signals(number).name)
+        begin_stop()
+
+    def on_lifeline() -> None:
+        assert lifeline is not None
+        loop.remove_reader(lifeline)
+        logger.warning("whoever started this peer is gone: stopping")
+        begin_stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    if lifeline is not None:
+        loop.add_reader(lifeline, on_lifeline)
+    try:
+        yield
+    finally:
+        if lifeline is not None:
+            loop.remove_reader(lifeline)
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _locked(state: Path) -> Iterator[None]:
+    """Make the state folder and hold it for this process alone."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CoterieError(
+                f"{state} is in use by another running peer: stop that one, or set another `state`"
+            ) from error
+        yield
+
+
+def _next_incarnation(path: Path) -> int:
+    """Count the starts of this peer, so that no two of them publish the same version."""
+    try:
+        incarnation = int(path.read_text()) + 1
+    except FileNotFoundError:
+        incarnation = 0
+    except (OSError, ValueError) as error:
+        raise CoterieError(f"{path} is damaged ({error}): move the folder away") from error
+    with replacing(path) as file:
+        file.write(str(incarnation).encode())
+    return incarnation
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error to report of a group: ours first."""
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves.append(_first_of(error) if isinstance(error, BaseExceptionGroup) else error)
+    return next((leaf for leaf in leaves if isinstance(leaf, CoterieError)), leaves[0])
+
+
+def _digits(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def _summary(result: Mapping[str, Any]) -> tuple[str, int]:
+    return _digits(result["accuracy"]), result["num_test"]

@@ -1,0 +1,96 @@
+"""Append what happened at a peer, one JSON line a round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from peer.events import RoundFinished
+from peer.files import replacing
+from protocol.messages import PeerId
+from protocol.transport.interface import Counters
+
+PHASES = ("fetch", "measure", "differentiate", "push", "step")
+"""What a round's seconds are broken down into; `fetch` and `push` overlap with the others."""
+
+WORK = ("measured", "differentiated")
+"""What a round's work is counted in: forward passes over the holdout, and gradients."""
+
+
+class Recorder:
+    """Writes `record.jsonl`, each line whole and flushed.
+
+    A line holds: `round`; `time_s` since the start of this process; `loss`, the own model's loss
+    average; `losses` and `weights` (the mixture's) by peer name; `validation_accuracy` of the
+    mixture on the measuring examples; `sampled`; `neighbors`, how many are reachable;
+    `bytes_sent` and `bytes_received` since the start; `seconds` by phase and in `total`; `work`,
+    how many models were measured and differentiated; `gradients` of others, applied or refused by
+    reason.
+
+    Args:
+        path: The file; an existing one is appended to.
+        names: The name of each peer by its id.
+    """
+
+    def __init__(self, path: Path, names: Mapping[PeerId, str]) -> None:
+        self._names = names
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        if self._file.tell() > 0 and not _ends_with_newline(path):
+            self._file.write("\n")  # a line cut short by a kill stays alone
+
+    def round_finished(
+        self,
+        finished: RoundFinished,
+        *,
+        own: PeerId,
+        time_s: float,
+        validation_accuracy: float | None,
+        num_neighbors: int,
+        counters: Counters,
+        seconds: Mapping[str, float],
+        work: Mapping[str, int],
+    ) -> None:
+        """Write the line of one round."""
+        line = {
+            "round": finished.round_number,
+            "time_s": round(time_s, 4),
+            "loss": finished.loss_averages.get(own),
+            "losses": self.named(finished.loss_averages),
+            "weights": self.named(finished.prediction_weights),
+            "validation_accuracy": validation_accuracy,
+            "sampled": [self.name_of(peer_id) for peer_id in finished.sampled],
+            "neighbors": num_neighbors,
+            "bytes_sent": counters.bytes_sent,
+            "bytes_received": counters.bytes_received,
+            "seconds": {phase: round(value, 5) for phase, value in seconds.items()},
+            "work": dict(work),
+            "gradients": dict(finished.verdicts),
+        }
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def name_of(self, peer_id: PeerId) -> str:
+        """Return a peer's name, or its id when it has none."""
+        return self._names.get(peer_id, peer_id)
+
+    def named(self, values: Mapping[PeerId, float]) -> dict[str, float]:
+        """Return values by name instead of by id, rounded to 6 digits."""
+        return {self.name_of(peer_id): round(value, 6) for peer_id, value in values.items()}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file whole or not at all."""
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

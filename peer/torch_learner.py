@@ -1,0 +1,308 @@
+"""The learner over a `torch.nn.Module`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from peer.data import Examples, Split
+from peer.learner import Gradient, Measurement, Probabilities, TrainingSettings
+from protocol.errors import CheckpointError, ModelError
+from protocol.tensors import Layout, Tensors, TensorSpec, allocate
+
+_DTYPES: Mapping[torch.dtype, str] = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float64: "f64",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "bool",
+}
+_PREDICT_BATCH = 64
+"""Bounds the memory of a forward pass; larger ones fall out of the caches, and are slower."""
+
+
+class TorchLearner:
+    """Measures, differentiates and steps with one module, into which models are loaded in turn.
+
+    Args:
+        module: Maps inputs to logits; its present parameters are the initial model.
+        split: The peer's examples.
+        num_classes: Number of classes, at least every label + 1.
+        settings: The optimizer's.
+        loss: Whether `measure` sums or averages over examples.
+        measure_on: Which examples `measure` uses; train when there is no holdout.
+        seed: Decides the batches.
+
+    Raises:
+        ModelError: The module doesn't fit the examples; checked on one batch.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        split: Split,
+        num_classes: int,
+        settings: TrainingSettings,
+        *,
+        loss: Literal["mean", "sum"] = "mean",
+        measure_on: Literal["holdout", "train"] = "holdout",
+        seed: int = 0,
+    ) -> None:
+        self.task = f"classification:{num_classes}"
+        self._settings = settings
+        self._seed = seed
+        self._loss: Literal["mean", "sum"] = loss
+        self._device = _device(settings.device)
+        self._module = module.to(self._device)
+        measured = split.holdout if measure_on == "holdout" and len(split.holdout) else split.train
+        self._measured = self._on_device(measured)
+        self._fit = self._on_device(split.fit)
+        trainable = {name for name, p in module.named_parameters() if p.requires_grad}
+        tensors = _exchanged(module)
+        self.layout = Layout(
+            TensorSpec(name, _dtype_of(name, tensor), tuple(tensor.shape), name in trainable)
+            for name, tensor in tensors.items()
+        )
+        if not trainable:
+            raise ModelError("the model has no parameter that takes a gradient: nothing to learn")
+        self._work = _Window(self.layout, tensors)
+        self._trainable = {name: tensors[name] for name in self.layout.gradient.index}
+        # The own model lives apart from the working module: the optimizer steps on it in place.
+        own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._own = _Window(self.layout, own)
+        self._owned = {name: own[name].requires_grad_() for name in self._trainable}
+        self._buffers = {name: own[name] for name in own if name not in trainable}
+        self._optimizer = self._new_optimizer()
+        self._check(num_classes)
+
+    @property
+    def measured_labels(self) -> npt.NDArray[np.int64]:
+        """The labels of the measuring examples. Shape (num_examples,)."""
+        labels: npt.NDArray[np.int64] = self._measured[1].cpu().numpy()
+        return labels
+
+    def parameters(self) -> Tensors:
+        """Return a copy of the own model."""
+        return self._own.save()
+
+    def measure(self, model: Tensors) -> Measurement:
+        """Return cross-entropy and probabilities on the measuring examples."""
+        inputs, labels = self._measured
+        self._work.load(model)
+        logits = self._forward(inputs)
+        loss = functional.cross_entropy(logits, labels, reduction=self._loss)
+        return Measurement(float(loss), _to_numpy(torch.softmax(logits, dim=1)))
+
+    def differentiate(self, model: Tensors, round_number: int, *, own: bool) -> Gradient:
+        """Return the gradient of the mean cross-entropy on the round's batch, in f32."""
+        inputs, labels = self._batch(round_number)
+        self._work.load(model)
+        self._module.train()
+        with self._randomness(round_number), _without_batch_statistics(self._module, len(labels)):
+            loss = functional.cross_entropy(self._module(inputs).float(), labels)
+            gradients = torch.autograd.grad(loss, list(self._trainable.values()), allow_unused=True)
+        result = Tensors.zeros(self.layout.gradient)
+        for target, gradient in zip(result.values(), gradients, strict=True):
+            if gradient is not None:  # a parameter that this batch didn't touch has gradient zero
+                torch.from_numpy(target).copy_(gradient)
+        if own:
+            for name, buffer in self._buffers.items():
+                buffer.copy_(self._work.tensors[name])
+        return Gradient(result, loss.item(), len(labels))
+
+    def step(self, gradient: Tensors) -> Tensors:
+        """Feed the gradient to the own model's optimizer."""
+        for name, parameter in self._owned.items():
+            array = torch.from_numpy(gradient[name])
+            parameter.grad = array.to(device=parameter.device, dtype=parameter.dtype)
+        self._optimizer.step()
+        return self._own.save()
+
+    def adopt(self, model: Tensors) -> Tensors:
+        """Start over from another model."""
+        self._own.load(model)
+        self._optimizer = self._new_optimizer()
+        return self._own.save()
+
+    def predict(self, model: Tensors, inputs: npt.NDArray[np.float32]) -> Probabilities:
+        """Return softmax of the model's logits."""
+        self._work.load(model)
+        logits = self._forward(torch.from_numpy(inputs).to(self._device))
+        return _to_numpy(torch.softmax(logits, dim=1))
+
+    def optimizer_state(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return `<parameter>/<moment>` arrays of the optimizer."""
+        names = list(self._owned)
+        return {
+            f"{names[index]}/{key}": _to_numpy(value.float())
+            for index, moments in self._optimizer.state_dict()["state"].items()
+            for key, value in moments.items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def restore(self, model: Tensors, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Load a model and the optimizer state saved with it.
+
+        Raises:
+            CheckpointError: The state is of another model or optimizer.
+        """
+        self.adopt(model)
+        by_index: dict[int, dict[str, torch.Tensor]] = {}
+        positions = {name: index for index, name in enumerate(self._owned)}
+        for key, array in state.items():
+            name, _, moment = key.rpartition("/")
+            if name not in positions or array.shape not in ((), self._owned[name].shape):
+                raise CheckpointError(f"the optimizer state {key!r} doesn't fit this model")
+            by_index.setdefault(positions[name], {})[moment] = torch.tensor(array)
+        saved = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({**saved, "state": by_index})
+
+    def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self._module.eval()
+        with torch.inference_mode():
+            return torch.cat(
+                [self._module(part).float() for part in torch.split(inputs, _PREDICT_BATCH)]
+            )
+
+    def _batch(self, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The round's batch: epochs of shuffled full batches, a last smaller one left out."""
+        inputs, labels = self._fit
+        size = min(self._settings.batch_size, len(labels))
+        epoch, position = divmod(round_number, len(labels) // size)
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(labels))
+        chosen = torch.from_numpy(order[position * size : (position + 1) * size]).to(self._device)
+        return inputs[chosen], labels[chosen]
+
+    @contextmanager
+    def _randomness(self, round_number: int) -> Iterator[None]:
+        """Give dropout and its like a generator of their own: torch's global one, borrowed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self._seed * 1_000_003 + round_number)
+            yield
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        parameters = list(self._owned.values())
+        if self._settings.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=self._settings.learning_rate)
+        return torch.optim.SGD(parameters, lr=self._settings.learning_rate)
+
+    def _on_device(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = torch.from_numpy(examples.inputs).to(self._device)
+        return inputs, torch.from_numpy(examples.labels).to(self._device)
+
+    def _check(self, num_classes: int) -> None:
+        """Try one batch, forward and backward."""
+        labels = self._fit[1]
+        shape = tuple(self._fit[0].shape[1:])
+        if int(labels.max()) >= num_classes:
+            raise ModelError(
+                f"a label is {int(labels.max())}, but classes = {num_classes}: "
+                "labels count from 0; set classes to the number of classes of the whole federation"
+            )
+        model = self.parameters()
+        try:
+            self._work.load(model)
+            logits = self._forward(self._fit[0][:2])
+            if logits.shape != (min(2, len(labels)), num_classes):
+                raise ModelError(
+                    f"the model maps {min(2, len(labels))} inputs of shape {shape} to "
+                    f"{tuple(logits.shape)}; it must return logits of shape (n, {num_classes})"
+                )
+            gradient = self.differentiate(model, 0, own=False)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ModelError(
+                f"the model fails on a batch of inputs of shape {shape}: {error}"
+            ) from error
+        if not np.isfinite(gradient.loss):
+            raise ModelError(
+                f"the model's loss on its first batch is {gradient.loss}: "
+                "check its initial parameters and the scale of the inputs"
+            )
+
+
+class _Window:
+    """Torch tensors moved onto one blob, so that a whole model is loaded or saved by one copy."""
+
+    def __init__(self, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._blob = Tensors.zeros(layout)
+        self._on_cpu = all(tensor.device.type == "cpu" for tensor in tensors.values())
+        self._views = {name: _as_torch(self._blob, name) for name in layout.index}
+        for name, view in self._views.items():
+            view.copy_(tensors[name].detach())
+            if self._on_cpu:
+                tensors[name].data = view
+
+    def load(self, model: Tensors) -> None:
+        """Copy a model in."""
+        np.copyto(self._blob.buffer, model.buffer)
+        if not self._on_cpu:
+            for name, view in self._views.items():
+                self.tensors[name].data.copy_(view)
+
+    def save(self) -> Tensors:
+        """Copy the model out."""
+        if not self._on_cpu:
+            for name, view in self._views.items():
+                view.copy_(self.tensors[name].data)
+        buffer = allocate(self._blob.layout.size_bytes)
+        np.copyto(buffer, self._blob.buffer)
+        return Tensors(self._blob.layout, buffer)
+
+
+def _exchanged(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name; tied ones once, under their first name."""
+    persistent = module.state_dict().keys()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+    return {**dict(module.named_parameters()), **buffers}
+
+
+def _dtype_of(name: str, tensor: torch.Tensor) -> str:
+    if tensor.dtype not in _DTYPES:
+        raise ModelError(f"tensor {name!r} has type {tensor.dtype}, which peers can't exchange")
+    return _DTYPES[tensor.dtype]
+
+
+def _as_torch(blob: Tensors, name: str) -> torch.Tensor:
+    """View one tensor of a blob as torch's; numpy knows bf16 only as raw 16-bit integers."""
+    array = blob[name]
+    if blob.layout.specs[blob.layout.index[name]].dtype == "bf16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _to_numpy(tensor: torch.Tensor) -> npt.NDArray[np.float32]:
+    result: npt.NDArray[np.float32] = tensor.detach().cpu().numpy()
+    return result
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"training.device {name!r} can't be used here: {reason}") from error
+    return device
+
+
+@contextmanager
+def _without_batch_statistics(module: nn.Module, num_examples: int) -> Iterator[None]:
+    """Let BatchNorm use its running statistics on a batch of one, which has no variance."""
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if num_examples == 1:
+        for norm in norms:
+            norm.eval()
+    yield
