@@ -1,0 +1,1 @@
+"""Many peers on one machine, and the measuring of them."""

@@ -1,0 +1,43 @@
+"""One experiment's settings, from `configs/*.toml`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from peer.algorithm import AlgorithmSettings, Positive
+from peer.config import DataSettings, Name
+from peer.learner import TrainingSettings
+from sim.partition import PartitionSettings
+
+
+class SwarmProcessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a swarm's processes are run."""
+
+    start: Literal["auto", "fork", "spawn"] = "auto"
+    """`fork` from one process that has torch loaded (fast and small, Linux without CUDA), `spawn`
+    as fresh interpreters, or what fits here."""
+    local_baseline: bool = True
+    """Whether each peer trains local-only too at the end, for comparison."""
+    ready_timeout_s: Positive = 60.0
+    """Longest wait for all peers to listen."""
+    fetch_timeout_s: Positive = 5.0
+    """Longest wait for a model; a peer that hangs costs the others this once."""
+    checkpoint_every_s: Positive = 30.0
+    """Seconds between a peer's checkpoints."""
+
+
+class SwarmSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about one swarm."""
+
+    name: Name
+    """Names the run folder."""
+    peers: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+    """K, the number of peers, each a process of its own."""
+    rounds: Annotated[int, msgspec.Meta(ge=1)]
+    """Rounds of each peer; a round is one gradient step of its model."""
+    partition: PartitionSettings = PartitionSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    training: TrainingSettings = TrainingSettings()
+    swarm: SwarmProcessSettings = SwarmProcessSettings()

@@ -1,0 +1,193 @@
+"""Lay out a run folder: each peer's slice, keys and config, so that peers need nothing else.
+
+::
+
+    RUN/settings.toml     the full settings: `coterie swarm RUN/settings.toml` does it again
+    RUN/swarm.json        names, rounds, seed, label groups; written last
+    RUN/keys/             the allow-list, NAME.pub of every peer
+    RUN/neighbors.toml    endpoint of every peer, once all listen
+    RUN/peers/NAME/       config.toml, secret.key, data.npz, then log.txt, ready.json,
+                          record.jsonl, checkpoint.safetensors, result.json
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import tomli_w
+
+from peer.config import resolve
+from peer.files import replacing
+from peer.record import write_json
+from peer.sources import load_source, save_npz
+from protocol.errors import ConfigError, RunError
+from protocol.identity import generate_key_pair, write_key_pair
+from sim.experiment import SwarmSettings
+from sim.partition import Slice, partition
+
+RUNS = Path("runs")
+SETTINGS_FILE = "settings.toml"
+SWARM_FILE = "swarm.json"
+NEIGHBORS_FILE = "neighbors.toml"
+
+
+def make_run(settings: SwarmSettings, base: Path, out: Path | None) -> Path:
+    """Load and partition the data and lay out a new run folder.
+
+    Args:
+        settings: The swarm's.
+        base: The config file's folder, which relative paths start from.
+        out: The folder to make; None makes one under `runs/` with the time and name.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ConfigError: Settings don't fit the data, or the folder is taken.
+        DataError: The data can't be loaded.
+    """
+    slices = load_slices(settings, base)
+    folder = _new_folder(settings.name, out)
+    settings = _rerunnable(settings, base)
+    write_toml(folder / SETTINGS_FILE, _without_unset(msgspec.to_builtins(settings)))
+    names = peer_names(settings.peers)
+    for name, part in zip(names, slices, strict=True):
+        _lay_out_peer(folder, name, part, settings)
+    write_json(
+        folder / SWARM_FILE,
+        {
+            "name": settings.name,
+            "rounds": settings.rounds,
+            "seed": settings.seed,
+            "peers": names,
+            "label_groups": [part.group for part in slices],
+            "groups": [part.description for part in slices],
+        },
+    )
+    if out is None:
+        _point_latest_to(folder)
+    return folder
+
+
+def load_slices(settings: SwarmSettings, base: Path) -> list[Slice]:
+    """Load the data set and partition it among the peers.
+
+    Raises:
+        ConfigError: Settings don't fit the data.
+        DataError: The data can't be loaded.
+    """
+    source = settings.data
+    dataset = load_source(
+        str(resolve(base, source)) if source.endswith(".npz") else source,
+        folder=resolve(base, settings.data_folder) if settings.data_folder else None,
+        download=settings.download,
+        num_classes=settings.classes or None,
+        pool=settings.pool,
+        import_paths=(base, *(resolve(base, path) for path in settings.import_paths)),
+    )
+    rng = np.random.default_rng(settings.seed)
+    return partition(dataset, settings.peers, settings.partition, rng)
+
+
+def peer_names(count: int) -> list[str]:
+    """Return the peers' names, which sort as they are numbered."""
+    digits = max(2, len(str(count - 1)))
+    return [f"peer-{index:0{digits}d}" for index in range(count)]
+
+
+def read_run_settings(folder: Path) -> Path:
+    """Return the settings file of a run folder.
+
+    Raises:
+        RunError: It isn't a swarm's run folder.
+    """
+    path = folder / SETTINGS_FILE
+    if not path.is_file() or not (folder / SWARM_FILE).is_file():
+        raise RunError(f"{folder} is not the run folder of a swarm: it lacks {SETTINGS_FILE}")
+    return path
+
+
+def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write a TOML file whole or not at all."""
+    with replacing(path) as file:
+        file.write(tomli_w.dumps(tree).encode())
+
+
+def _lay_out_peer(folder: Path, name: str, part: Slice, settings: SwarmSettings) -> None:
+    home = folder / "peers" / name
+    home.mkdir(parents=True)
+    save_npz(part.dataset, home / "data.npz")
+    write_key_pair(generate_key_pair(), home / "secret.key", folder / "keys" / f"{name}.pub")
+    processes = settings.swarm
+    config = {
+        "name": name,
+        "data": "data.npz",
+        "classes": part.dataset.num_classes,
+        "model": settings.model,
+        "model_seed": settings.model_seed,
+        "seed": settings.seed,
+        "rounds": settings.rounds,
+        "import_paths": settings.import_paths,
+        "state": ".",
+        "checkpoint_every_s": processes.checkpoint_every_s,
+        "local_baseline": processes.local_baseline,
+        "network": {
+            "federation": folder.name,
+            "secret_key": "secret.key",
+            "allow": "../../keys",
+            "neighbors_file": f"../../{NEIGHBORS_FILE}",
+            "fetch_timeout_s": processes.fetch_timeout_s,
+        },
+        "algorithm": msgspec.to_builtins(settings.algorithm),
+        "training": msgspec.to_builtins(settings.training),
+    }
+    write_toml(home / "config.toml", config)
+
+
+def _rerunnable(settings: SwarmSettings, base: Path) -> SwarmSettings:
+    """Make relative paths absolute, so that the settings mean the same from the run folder."""
+    return msgspec.structs.replace(
+        settings,
+        data=str(resolve(base, settings.data)) if settings.data.endswith(".npz") else settings.data,
+        data_folder=str(resolve(base, settings.data_folder)) if settings.data_folder else "",
+        import_paths=[str(base), *(str(resolve(base, path)) for path in settings.import_paths)],
+    )
+
+
+def _without_unset(tree: dict[str, Any]) -> dict[str, Any]:
+    """Leave out values that are None, which TOML can't say."""
+    return {
+        key: _without_unset(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+        if value is not None
+    }
+
+
+def _new_folder(name: str, out: Path | None) -> Path:
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"--out {out} exists and is not an empty folder: choose another")
+        out.mkdir(parents=True, exist_ok=True)
+        return out.resolve()
+    stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = (RUNS / f"{stamp}-{name}{suffix}").resolve()
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise ConfigError(f"{RUNS} holds a hundred runs of this second: give --out")
+
+
+def _point_latest_to(folder: Path) -> None:
+    link = folder.parent / f".latest-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.name)
+    link.replace(folder.parent / "latest")

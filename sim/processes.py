@@ -1,0 +1,128 @@
+"""Start and stop peer processes: forked from a preloaded server, or as fresh interpreters."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Protocol
+
+from peer.cli import report_errors, set_up_logging
+
+logger = logging.getLogger(__name__)
+
+
+class PeerProcess(Protocol):
+    """A running or ended peer process."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+
+    def exit_code(self) -> int | None:
+        """Return its exit code, negative for a signal, or None while it runs."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it still runs."""
+
+
+class Starter(Protocol):
+    """Starts peers; none of them outlives this process, however it ends."""
+
+    def start(self, config: Path, log: Path) -> PeerProcess:
+        """Start a peer that serves until it is told to stop; it writes `ready.json`."""
+
+
+class ForkStarter:
+    """Forks peers from one server process that has loaded torch and taken a step already."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["peer.preload", "sim.cli", "sim.processes"])
+
+    def start(self, config: Path, log: Path) -> PeerProcess:
+        """Fork a peer."""
+        process = self._context.Process(target=_forked_peer, args=(config, log), daemon=True)
+        process.start()
+        return _Forked(process)
+
+
+class SpawnStarter:
+    """Starts a fresh interpreter for each peer."""
+
+    def start(self, config: Path, log: Path) -> PeerProcess:
+        """Spawn a peer whose standard input is its lifeline: it ends when we do."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-P", "-m", "peer", str(config)]
+        command += ["--keep-serving", "--lifeline", "0"]
+        command += ["--ready-file", str(config.with_name("ready.json"))]
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
+            )
+        return _Spawned(process)
+
+
+class _Forked:
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        return self._process.exitcode
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process.pid is not None and self._process.exitcode is None:
+            os.kill(self._process.pid, number)
+
+
+class _Spawned:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+
+def _forked_peer(config: Path, log: Path) -> None:
+    """Run one peer in a forked process: in a session of its own, its output in a log."""
+    os.setsid()  # Ctrl-C reaches the launcher alone, which then stops its peers
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    set_up_logging()
+    sys.exit(report_errors(lambda: _run(config)))
+
+
+def _run(config: Path) -> int:
+    from peer.config import PeerSettings, read_settings
+    from peer.process import RunOptions, run_peer
+
+    parent = multiprocessing.parent_process()
+    options = RunOptions(
+        ready_file=config.with_name("ready.json"),
+        lifeline=parent.sentinel if parent is not None else None,
+        keep_serving=True,
+    )
+    run_peer(read_settings(config, PeerSettings), config.parent, options)
+    return 0

@@ -1,0 +1,88 @@
+"""`coterie swarm`: many real peers on one machine, from one config to one report."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from peer.cli import add_settings_argument
+from peer.config import read_settings
+from protocol.errors import ConfigError
+from sim.experiment import SwarmSettings
+
+DESCRIPTION = """\
+Start one process for each peer of a config, each with its own slice of the data; show their
+progress; end with the accuracy of every peer, the weight matrix and a run folder.
+"""
+EPILOG = """\
+examples:
+  coterie swarm configs/digits.toml
+  coterie swarm configs/digits.toml --peers 16 --rounds 200 --seed 1
+  coterie swarm configs/digits.toml --set partition.kind=rotated --set algorithm.profile=paper
+  coterie swarm --resume runs/latest              go on with a stopped run
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `coterie swarm`."""
+    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="a TOML file")
+    parser.add_argument("--peers", type=int, metavar="K", help="number of peers")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each peer")
+    parser.add_argument("--seed", type=int, metavar="SEED", help="seed of data and sampling")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="the run folder (default: runs/TIME-NAME)"
+    )
+    add_settings_argument(parser)
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with a stopped run from its checkpoints"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run `coterie swarm`."""
+    from sim.plan import make_run, read_run_settings
+
+    if (arguments.config is None) == (arguments.resume is None):
+        raise ConfigError("give either a CONFIG or --resume RUN; see coterie swarm --help")
+    if arguments.resume is None:
+        settings = read_settings(arguments.config, SwarmSettings, _overrides(arguments))
+        folder = make_run(settings, arguments.config.resolve().parent, arguments.out)
+    else:
+        if _overrides(arguments) or arguments.out:
+            raise ConfigError("--resume goes on with the run's own settings: give no others")
+        folder = arguments.resume.resolve()
+        settings = read_settings(read_run_settings(folder), SwarmSettings)
+    return _run(folder, settings)
+
+
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    given = {key: getattr(arguments, key) for key in ("peers", "rounds", "seed")}
+    return [
+        *arguments.overrides,
+        *(f"{key}={value}" for key, value in given.items() if value is not None),
+    ]
+
+
+def _run(folder: Path, settings: SwarmSettings) -> int:
+    from sim.launcher import Launcher
+    from sim.records import Run
+    from sim.report import print_report, write_report
+
+    console = Console()
+    opened = Run.open(folder)
+    console.print(f"{settings.name}: {settings.peers} peers, {settings.rounds} rounds, in {folder}")
+    began = time.monotonic()
+    try:
+        seconds = Launcher(opened, settings, console).run()
+    except KeyboardInterrupt:
+        console.print(
+            f"stopped after {time.monotonic() - began:.0f} s; every peer left a checkpoint: "
+            f"go on with coterie swarm --resume {folder}"
+        )
+        return 130
+    opened.refresh()
+    print_report(opened, write_report(opened, seconds), console)
+    return 0
