@@ -1,0 +1,223 @@
+"""How fast a model is pulled between two processes, beside bare pyzmq and a memcpy.
+
+Run as `python tests/bench/bench_transport.py`; `rows` gives the figures to a larger benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import multiprocessing
+import statistics
+import tempfile
+import time
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from protocol.identity import AllowList, KeyPair, generate_key_pair
+from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
+from protocol.tensors import Layout, Tensors, TensorSpec
+from protocol.transport.interface import Address
+from protocol.transport.window import MAX_CHUNK_BYTES
+from protocol.transport.zeromq import ZeroMQTransport
+
+COMMAND = "python tests/bench/bench_transport.py"
+SIZES_MB = (0.47, 4, 40)
+WINDOW_CHUNKS = 4
+REPEATS = 31
+DEADLINE_S = 30.0
+
+
+class Silent:
+    """A listener that takes everything and does nothing."""
+
+    def gradient_arrived(self, update: GradientUpdate) -> None: ...
+
+    def neighbors_changed(self, neighbors: frozenset[PeerId]) -> None: ...
+
+
+def model(size_mb: float) -> Tensors:
+    """Return a model of this size: one large matrix and a few small tensors, as networks have."""
+    count = int(size_mb * 1e6 / 4) - 1000
+    layout = Layout(
+        [
+            TensorSpec("body.weight", "f32", (count // 100, 100)),
+            TensorSpec("head.weight", "f32", (90, 10)),
+            TensorSpec("head.bias", "f32", (10,)),
+        ]
+    )
+    tensors, rng = Tensors.zeros(layout), np.random.default_rng(0)
+    for array in tensors.values():
+        array[...] = rng.standard_normal(array.shape, dtype=np.float32)
+    return tensors
+
+
+def transport(pair: KeyPair, allowed: Path, layout: Layout) -> ZeroMQTransport:
+    return ZeroMQTransport(
+        key_pair=pair,
+        allow_list=AllowList(allowed),
+        listen="tcp://127.0.0.1:0",
+        advertise=None,
+        federation_id="bench",
+        name="bench",
+        incarnation=1,
+        layout=layout,
+        task="bench",
+        listener=Silent(),
+    )
+
+
+def serve_ours(pipe: Pipe, pair: KeyPair, allowed: Path, size_mb: float) -> None:
+    """Serve one model with our transport until the pipe says stop."""
+
+    async def serve() -> None:
+        tensors = model(size_mb)
+        ours = transport(pair, allowed, tensors.layout)
+        endpoint = await ours.start()
+        ours.publish(ModelSnapshot(version=Version(1, 0), tensors=tensors))
+        pipe.send(endpoint)
+        await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+        await ours.close()
+
+    asyncio.run(serve())
+
+
+def serve_bare(pipe: Pipe, pair: KeyPair, size_mb: float) -> None:
+    """Serve the same bytes with nothing but a CURVE ROUTER, without a copy."""
+    blob = memoryview(model(size_mb).buffer)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.curve_server = True
+        router.curve_secretkey = pair.secret_key.encode()
+        router.linger = 0
+        pipe.send(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        while True:
+            route, request = router.recv_multipart()
+            if request == b"stop":
+                return
+            offset = int.from_bytes(request, "little")
+            router.send(route, zmq.SNDMORE)
+            router.send(blob[offset : offset + MAX_CHUNK_BYTES], copy=False)
+
+
+def pull_bare(dealer: zmq.Socket[bytes], buffer: np.ndarray) -> None:
+    """Pull by the same chunks and window into memory that is there already."""
+    size, asked = len(buffer), 0
+    for _ in range(WINDOW_CHUNKS):
+        if asked < size:
+            dealer.send(asked.to_bytes(8, "little"))
+            asked += MAX_CHUNK_BYTES
+    for offset in range(0, size, MAX_CHUNK_BYTES):
+        frame = dealer.recv(copy=False)
+        if asked < size:
+            dealer.send(asked.to_bytes(8, "little"))
+            asked += MAX_CHUNK_BYTES
+        buffer[offset : offset + len(frame)] = np.frombuffer(frame.buffer, np.uint8)
+
+
+def seconds(began: float) -> float:
+    return time.perf_counter() - began
+
+
+async def measure(size_mb: float, ours: str, bare: str, pairs: list[KeyPair], allowed: Path) -> Any:
+    """Pull in turns and return the seconds of each: ours, bare, memcpy."""
+    tensors = model(size_mb)
+    buffer, copied = np.zeros_like(tensors.buffer), np.zeros_like(tensors.buffer)
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.curve_publickey, dealer.curve_secretkey = (
+        key.encode() for key in (pairs[1].public_key, pairs[1].secret_key)
+    )
+    dealer.curve_serverkey = pairs[0].public_key.encode()
+    dealer.connect(bare)
+    mine = transport(pairs[1], allowed, tensors.layout)
+    await mine.start()
+    owner = pairs[0].peer_id
+    address = Address(name="owner", endpoint=ours, public_key=pairs[0].public_key)
+    mine.set_neighbors({owner: address})
+    times: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for repeat in range(-5, REPEATS):
+        began = time.perf_counter()
+        snapshot = await mine.fetch(owner, None, DEADLINE_S)
+        ours_s = seconds(began)
+        began = time.perf_counter()
+        pull_bare(dealer, buffer)
+        bare_s = seconds(began)
+        began = time.perf_counter()
+        np.copyto(copied, buffer)
+        copy_s = seconds(began)
+        assert snapshot is not None and np.array_equal(snapshot.tensors.buffer, buffer)
+        del snapshot
+        if repeat >= 0:
+            for kept, value in zip(times, (ours_s, bare_s, copy_s), strict=True):
+                kept.append(value)
+    dealer.send(b"stop")
+    await mine.close()
+    dealer.close(1000)
+    context.term()
+    return times
+
+
+def run_size(size_mb: float) -> list[dict[str, Any]]:
+    pairs = [generate_key_pair(), generate_key_pair()]
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        allowed = Path(folder)
+        for number, pair in enumerate(pairs):
+            (allowed / f"{number}.pub").write_text(pair.public_key)
+        ours, ours_theirs = spawn.Pipe()
+        bare, bare_theirs = spawn.Pipe()
+        processes = [
+            spawn.Process(target=serve_ours, args=(ours_theirs, pairs[0], allowed, size_mb)),
+            spawn.Process(target=serve_bare, args=(bare_theirs, pairs[0], size_mb)),
+        ]
+        for process in processes:
+            process.start()
+        gc.collect()
+        times = asyncio.run(measure(size_mb, ours.recv(), bare.recv(), pairs, allowed))
+        ours.send("stop")
+        for process in processes:
+            process.join(10)
+    return describe(size_mb, *times)
+
+
+def describe(size_mb: float, ours: list[float], bare: list[float], copy: list[float]) -> Any:
+    def rate(taken: list[float]) -> float:
+        return size_mb / statistics.median(taken)
+
+    def row(name: str, value: float, unit: str, compared_with: str) -> dict[str, Any]:
+        return {
+            "name": f"{name}, {size_mb:g} MB",
+            "value": round(value, 3),
+            "unit": unit,
+            "compared_with": compared_with,
+            "command": COMMAND,
+        }
+
+    ratio = rate(ours) / rate(bare)
+    spread = statistics.quantiles([b / o for o, b in zip(ours, bare, strict=True)], n=4)
+    return [
+        row("pull with CURVE and digest", rate(ours), "MB/s", f"bare pyzmq: {rate(bare):.0f} MB/s"),
+        row(
+            "pull, part of the rate of bare pyzmq",
+            ratio,
+            "ratio",
+            f"quartiles of {len(ours)} pairs in turns: {spread[0]:.2f} to {spread[2]:.2f}",
+        ),
+        row("memcpy", rate(copy), "MB/s", "the same bytes in memory"),
+    ]
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return name, value, unit, what it is compared with, and the command, for each figure."""
+    return [row for size_mb in SIZES_MB for row in run_size(size_mb)]
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    for row in rows():
+        print(f"{row['name']:55} {row['value']:10.3f} {row['unit']:6} {row['compared_with']}")

@@ -1,0 +1,388 @@
+"""The core as a pure machine: replay, order, churn and bad input, without sockets or torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import peer_id
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from peer.algorithm import AlgorithmSettings, Verdict
+from peer.core import PeerCore
+from peer.events import (
+    Adopt,
+    Differentiate,
+    Differentiated,
+    Fetch,
+    FetchFailed,
+    Finished,
+    GradientArrived,
+    Measure,
+    Measured,
+    ModelFetched,
+    ModelUnchanged,
+    NeighborsChanged,
+    Publish,
+    ReadyToClose,
+    RoundClosed,
+    RoundFinished,
+    SendGradient,
+    Started,
+    Step,
+    Stepped,
+    Stopped,
+    StopRequested,
+)
+from protocol.messages import GradientUpdate, ModelSnapshot, Version
+from protocol.tensors import Layout, Tensors, TensorSpec
+
+LAYOUT = Layout([TensorSpec("weight", "f32", (3,))])
+ME, FRIEND, STRANGER = peer_id(0), peer_id(1), peer_id(2)
+
+
+def tensors(value: float) -> Tensors:
+    return Tensors.of(LAYOUT, {"weight": np.full(3, value, np.float32)})
+
+
+def snapshot(round_number: int = 0, value: float = 1.0, incarnation: int = 0) -> ModelSnapshot:
+    return ModelSnapshot(version=Version(incarnation, round_number), tensors=tensors(value))
+
+
+def update(sender, on=Version(0, 0), sender_round=0, value=1.0, weight=0.5) -> GradientUpdate:  # noqa: B008
+    return GradientUpdate(
+        sender=sender,
+        sender_round=sender_round,
+        on_version=on,
+        weight=weight,
+        num_examples=4,
+        gradient=tensors(value),
+    )
+
+
+def make_core(rounds=None, restored=None, incarnation=0, seed=0, **settings) -> PeerCore:
+    return PeerCore(
+        peer_id=ME,
+        settings=AlgorithmSettings(**settings),
+        model=tensors(0.0),
+        incarnation=incarnation,
+        rounds=rounds,
+        rng=np.random.default_rng(seed),
+        restored=restored,
+    )
+
+
+def kinds(effects) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+def do_own_work(core, own_loss=1.0, round_number=None):
+    """Answer everything that a round without neighbors asks for; return what came of it."""
+    number = core.round_number if round_number is None else round_number
+    effects = list(core.handle(Measured(ME, number, own_loss)))
+    effects += core.handle(Differentiated(ME, number, tensors(1.0), 4))
+    assert kinds(effects) == [ReadyToClose]
+    effects = list(core.handle(RoundClosed(number)))
+    if kinds(effects) == [Step]:
+        effects += core.handle(Stepped(number, tensors(number + 1.0)))
+    return effects
+
+
+def test_a_lone_peer_trains_by_itself_and_finishes():
+    core = make_core(rounds=2)
+    assert kinds(core.handle(Started(frozenset()))) == [Publish, Measure, Differentiate]
+    first = do_own_work(core)
+    assert kinds(first) == [Step, Publish, RoundFinished, Measure, Differentiate]
+    assert first[2].prediction_weights == {ME: 1.0}
+    assert kinds(do_own_work(core)) == [Step, Publish, RoundFinished, Finished]
+    assert core.model.version == Version(0, 2)
+
+
+def test_a_round_follows_the_paper_from_fetch_to_gradient():
+    core = make_core(num_neighbors=1)
+    effects = core.handle(Started(frozenset({ME, FRIEND})))
+    assert kinds(effects) == [Publish, Fetch, Measure, Differentiate]
+    assert effects[1] == Fetch(FRIEND, 0, None)
+    core.handle(Measured(ME, 0, 1.0))
+    core.handle(Differentiated(ME, 0, tensors(1.0), 4))
+    (measure,) = core.handle(ModelFetched(FRIEND, 0, snapshot(3)))
+    assert (measure.peer_id, measure.round_number) == (FRIEND, 0)
+    (differentiate,) = core.handle(Measured(FRIEND, 0, 0.9))
+    assert differentiate.peer_id == FRIEND
+    sent, ready = core.handle(Differentiated(FRIEND, 0, tensors(2.0), 4))
+    assert isinstance(sent, SendGradient)
+    assert sent.update.on_version == Version(0, 3)
+    assert sent.update.weight == pytest.approx(1 / (1 + np.exp(-0.1 / 0.3)))
+    assert ready == ReadyToClose(0)
+
+
+def test_a_failed_fetch_a_lost_neighbor_or_none_at_all_never_stalls_a_round():
+    core = make_core(num_neighbors=2, survey=0)
+    core.handle(Started(frozenset({FRIEND, STRANGER})))
+    core.handle(Measured(ME, 0, 1.0))
+    core.handle(Differentiated(ME, 0, tensors(1.0), 4))
+    assert core.handle(FetchFailed(FRIEND, 0)) == []
+    assert core.handle(NeighborsChanged(frozenset())) == []
+    assert kinds(core.handle(FetchFailed(STRANGER, 0))) == [ReadyToClose]
+
+
+def test_answers_of_another_round_or_that_nobody_asked_for_are_dropped():
+    core = make_core(num_neighbors=1)
+    core.handle(Started(frozenset({FRIEND})))
+    for stray in (
+        Measured(ME, 7, 1.0),
+        ModelFetched(STRANGER, 0, snapshot()),
+        ModelUnchanged(FRIEND, 0),  # nothing was at hand
+        Measured(STRANGER, 0, 0.0),
+        Differentiated(STRANGER, 0, tensors(1.0), 4),
+        RoundClosed(0),
+        Stepped(0, tensors(9.0)),
+    ):
+        assert list(core.handle(stray)) == []
+
+
+def test_an_unchanged_model_is_not_measured_again():
+    core = make_core(num_neighbors=1, epsilon=0.0)
+    core.handle(Started(frozenset({FRIEND})))
+    core.handle(ModelFetched(FRIEND, 0, snapshot(3)))
+    core.handle(Measured(FRIEND, 0, 2.0))
+    effects = do_own_work_with_friend(core)
+    (fetch,) = [effect for effect in effects if isinstance(effect, Fetch)]
+    assert fetch.have == Version(0, 3)
+    core.handle(Measured(ME, 1, 2.0))
+    core.handle(Differentiated(ME, 1, tensors(1.0), 4))
+    assert kinds(core.handle(ModelUnchanged(FRIEND, 1))) == [Differentiate]
+
+
+def do_own_work_with_friend(core):
+    number = core.round_number
+    core.handle(Measured(ME, number, 2.0))
+    core.handle(Differentiated(ME, number, tensors(1.0), 4))
+    core.handle(Differentiated(FRIEND, number, tensors(1.0), 4))
+    effects = list(core.handle(RoundClosed(number)))
+    return effects + list(core.handle(Stepped(number, tensors(number + 1.0))))
+
+
+@pytest.mark.parametrize(
+    ("on", "verdict"),
+    [
+        (Version(0, 9), Verdict.STALE),  # of the future
+        (Version(1, 0), Verdict.STALE),  # of another incarnation
+        (Version(0, 0), Verdict.APPLIED),
+    ],
+)
+def test_a_gradient_is_judged_by_the_version_it_was_made_on(on, verdict):
+    core = make_core(rounds=1)
+    core.handle(Started(frozenset()))
+    core.handle(GradientArrived(update(STRANGER, on=on)))
+    finished = do_own_work(core)[2]
+    assert finished.verdicts == {verdict: 1}
+
+
+def test_a_gradient_older_than_the_staleness_bound_is_refused():
+    core = make_core(staleness=2)
+    core.handle(Started(frozenset()))
+    for _ in range(3):
+        do_own_work(core)
+    core.handle(GradientArrived(update(FRIEND, on=Version(0, 1))))
+    core.handle(GradientArrived(update(STRANGER, on=Version(0, 0))))
+    finished = do_own_work(core)[2]
+    assert finished.verdicts == {Verdict.APPLIED: 1, Verdict.STALE: 1}
+
+
+def test_only_the_newest_gradient_of_a_sender_counts_and_a_departed_ones_does_not():
+    core = make_core(survey=0, num_neighbors=0)
+    core.handle(Started(frozenset({FRIEND, STRANGER})))
+    core.handle(GradientArrived(update(FRIEND, sender_round=5, value=1.0)))
+    core.handle(GradientArrived(update(FRIEND, sender_round=4, value=9.0)))
+    core.handle(GradientArrived(update(STRANGER)))
+    core.handle(NeighborsChanged(frozenset({FRIEND})))
+    step, _, finished, *_ = do_own_work(core)
+    assert finished.verdicts == {Verdict.APPLIED: 1, Verdict.DEPARTED: 1}
+    np.testing.assert_allclose(step.gradient["weight"], 1.5)  # own 1 + weight 0.5 of 1
+
+
+def test_gradients_that_arrive_while_stepping_belong_to_the_next_version():
+    core = make_core()
+    core.handle(Started(frozenset()))
+    core.handle(Measured(ME, 0, 1.0))
+    core.handle(Differentiated(ME, 0, tensors(1.0), 4))
+    core.handle(RoundClosed(0))
+    core.handle(GradientArrived(update(FRIEND)))
+    effects = core.handle(Stepped(0, tensors(1.0)))
+    assert effects[1].verdicts == {}
+    assert do_own_work(core)[2].verdicts == {Verdict.APPLIED: 1}
+
+
+def test_without_the_anchor_a_model_that_nobody_uses_is_left_alone():
+    core = make_core(anchor=False, defended=False, num_neighbors=1, temperature=0.01)
+    effects = core.handle(Started(frozenset({FRIEND})))
+    assert Differentiate not in kinds(effects)
+    core.handle(Measured(ME, 0, 5.0))
+    core.handle(ModelFetched(FRIEND, 0, snapshot(0)))
+    (differentiate,) = core.handle(Measured(FRIEND, 0, 1.0))
+    assert differentiate.peer_id == FRIEND
+    core.handle(Differentiated(FRIEND, 0, tensors(1.0), 4))
+    effects = core.handle(RoundClosed(0))
+    assert kinds(effects)[0] is RoundFinished  # no step, and no new version
+    assert core.model.version == Version(0, 0)
+
+
+def test_a_newcomer_starts_from_the_best_model_that_is_old_enough():
+    core = make_core(num_neighbors=1, survey=8)
+    effects = core.handle(Started(frozenset({FRIEND, STRANGER})))
+    assert sum(isinstance(effect, Fetch) for effect in effects) == 2
+    core.handle(Measured(ME, 0, 2.3))
+    core.handle(ModelFetched(FRIEND, 0, snapshot(50, value=7.0)))
+    core.handle(ModelFetched(STRANGER, 0, snapshot(2, value=8.0)))
+    core.handle(Measured(STRANGER, 0, 0.1))
+    (adopt,) = core.handle(Measured(FRIEND, 0, 0.4))
+    assert isinstance(adopt, Adopt)
+    assert adopt.peer_id == FRIEND
+    effects = core.handle(Stepped(0, adopt.model))
+    assert kinds(effects)[:2] == [Publish, RoundFinished]
+    assert core.model.version == Version(0, 1)
+    assert effects[1].loss_averages[ME] == 0.4
+
+
+def test_a_restored_peer_is_no_newcomer_and_continues_with_the_same_draws():
+    core = make_core(num_neighbors=1, survey=8)
+    core.handle(Started(frozenset()))
+    do_own_work(core)
+    saved = core.snapshot()
+    again = [make_core(num_neighbors=1, restored=saved, incarnation=1) for _ in range(2)]
+    everyone = frozenset(peer_id(number) for number in range(1, 9))
+    first, second = (each.handle(Started(everyone)) for each in again)
+    assert first[0].snapshot.version == Version(1, 1)
+    assert [e for e in first if isinstance(e, Fetch)] == [e for e in second if isinstance(e, Fetch)]
+    assert sum(isinstance(effect, Fetch) for effect in first) == 1
+
+
+def test_stop_ends_everything_and_keeps_the_last_finished_round():
+    core = make_core()
+    core.handle(Started(frozenset()))
+    do_own_work(core)
+    core.handle(Measured(ME, 1, 0.1))
+    assert kinds(core.handle(StopRequested())) == [Stopped]
+    assert core.handle(Differentiated(ME, 1, tensors(1.0), 4)) == ()
+    saved = core.snapshot()
+    assert saved.round_number == 1
+    assert saved.loss_averages == {ME: 1.0}
+
+
+def test_a_loss_that_is_not_finite_takes_a_peer_out_of_the_mixture():
+    core = make_core(num_neighbors=1)
+    core.handle(Started(frozenset({FRIEND})))
+    core.handle(Measured(ME, 0, 1.0))
+    core.handle(Differentiated(ME, 0, tensors(1.0), 4))
+    core.handle(ModelFetched(FRIEND, 0, snapshot(1)))
+    assert kinds(core.handle(Measured(FRIEND, 0, float("nan")))) == [ReadyToClose]
+    assert core.prediction_weights() == {ME: 1.0}
+
+
+class Swarm(RuleBasedStateMachine):
+    """Three cores over a fake wire that delays, loses, reorders and cuts; nothing may stall."""
+
+    @initialize(seed=st.integers(0, 2**16))
+    def start(self, seed):
+        self.ids = [peer_id(number) for number in range(3)]
+        self.cores = {
+            each: PeerCore(
+                peer_id=each,
+                settings=AlgorithmSettings(num_neighbors=2),
+                model=tensors(float(number)),
+                incarnation=0,
+                rounds=None,
+                rng=np.random.default_rng((seed, number)),
+            )
+            for number, each in enumerate(self.ids)
+        }
+        self.replicas = {
+            each: PeerCore(
+                peer_id=each,
+                settings=AlgorithmSettings(num_neighbors=2),
+                model=tensors(float(number)),
+                incarnation=0,
+                rounds=None,
+                rng=np.random.default_rng((seed, number)),
+            )
+            for number, each in enumerate(self.ids)
+        }
+        self.published = {}
+        self.pending = []
+        self.done = dict.fromkeys(self.ids, 0)
+        for each in self.ids:
+            self.feed(each, Started(frozenset(self.ids)))
+
+    def feed(self, owner, event):
+        effects = self.cores[owner].handle(event)
+        assert effects == self.replicas[owner].handle(event)  # replay
+        for effect in effects:
+            match effect:
+                case Publish(published):
+                    old = self.published.get(owner)
+                    assert old is None or old.version < published.version
+                    self.published[owner] = published
+                case RoundFinished():
+                    assert sum(effect.prediction_weights.values()) == pytest.approx(1.0)
+                    self.done[owner] += 1
+                case _:
+                    self.pending.append((owner, effect))
+
+    def answer(self, owner, effect, *, lost):
+        match effect:
+            case Fetch(other, number, have):
+                if lost:
+                    self.feed(owner, FetchFailed(other, number))
+                elif self.published[other].version == have:
+                    self.feed(owner, ModelUnchanged(other, number))
+                else:
+                    self.feed(owner, ModelFetched(other, number, self.published[other]))
+            case Measure(other, number, model):
+                loss = float(np.abs(model["weight"]).mean())
+                self.feed(owner, Measured(other, number, loss))
+            case Differentiate(other, number, model):
+                self.feed(owner, Differentiated(other, number, model, 4))
+            case SendGradient(other, sent):
+                if not lost:
+                    self.feed(other, GradientArrived(sent))
+            case ReadyToClose(number):
+                self.feed(owner, RoundClosed(number))
+            case Step(number, gradient):
+                model = self.cores[owner].model.tensors
+                stepped = tensors(float(model["weight"][0] - 0.01 * gradient["weight"][0]))
+                self.feed(owner, Stepped(number, stepped))
+            case Adopt(number, _, model):
+                self.feed(owner, Stepped(number, model))
+
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data(), lost=st.booleans())
+    def deliver(self, data, lost):
+        index = data.draw(st.integers(0, len(self.pending) - 1))
+        self.answer(*self.pending.pop(index), lost=lost)
+
+    @rule(data=st.data())
+    def cut(self, data):
+        owner = data.draw(st.sampled_from(self.ids))
+        seen = frozenset(data.draw(st.sets(st.sampled_from(self.ids))))
+        self.feed(owner, NeighborsChanged(seen))
+
+    @rule()
+    def settle(self):
+        """Whatever happened before, answering all that is pending closes another round."""
+        before = dict(self.done)
+        for _ in range(200):
+            if all(self.done[each] > before[each] for each in self.ids):
+                return
+            self.answer(*self.pending.pop(0), lost=False)
+        raise AssertionError("a round did not end though everything was answered")
+
+    @invariant()
+    def every_core_waits_for_something(self):
+        if hasattr(self, "pending"):
+            assert {owner for owner, effect in self.pending} == set(self.ids)
+
+
+TestSwarm = Swarm.TestCase
+TestSwarm.settings = hypothesis_settings(max_examples=40, stateful_step_count=60, deadline=None)

@@ -1,0 +1,102 @@
+"""Checkpoints: exact, whole or not at all, and refused with a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import peer_id
+from safetensors.numpy import load_file
+
+from peer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from peer.core import KeptModel, PeerSnapshot
+from protocol.errors import CheckpointError
+from protocol.messages import ModelSnapshot, Version
+from protocol.tensors import Layout, Tensors, TensorSpec
+
+LAYOUT = Layout(
+    [
+        TensorSpec("a", "f32", (3, 2)),
+        TensorSpec("b", "bf16", (5,)),
+        TensorSpec("c", "i64", (), trainable=False),
+        TensorSpec("d", "bool", (2,), trainable=False),
+        TensorSpec("e", "f32", (0, 4), trainable=False),
+    ]
+)
+TASK = "classification:3"
+
+
+def model(value: int) -> Tensors:
+    tensors = Tensors.zeros(LAYOUT)
+    for array in tensors.values():
+        array[...] = value
+    return tensors
+
+
+def checkpoint() -> Checkpoint:
+    rng = np.random.default_rng(5)
+    return Checkpoint(
+        PeerSnapshot(
+            round_number=7,
+            model=ModelSnapshot(version=Version(2, 7), tensors=model(1)),
+            loss_averages={peer_id(1): 0.25, peer_id(2): 1 / 3},
+            kept={
+                peer_id(1): KeptModel(
+                    ModelSnapshot(version=Version(0, 6), tensors=model(2)), 0.125, 6
+                )
+            },
+            rng_state=rng.bit_generator.state,
+        ),
+        {"a/exp_avg": np.arange(6, dtype=np.float32).reshape(3, 2), "a/step": np.float32(3)[()]},
+    )
+
+
+def test_everything_comes_back_exactly(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    saved = checkpoint()
+    save_checkpoint(path, saved, TASK)
+    loaded = load_checkpoint(path, LAYOUT, TASK)
+    assert loaded.core == saved.core
+    assert loaded.optimizer.keys() == saved.optimizer.keys()
+    np.testing.assert_array_equal(loaded.optimizer["a/exp_avg"], saved.optimizer["a/exp_avg"])
+    assert loaded.optimizer["a/step"].shape == ()
+
+
+def test_others_can_read_the_own_model_with_safetensors_alone(tmp_path):
+    layout = Layout([TensorSpec("weight", "f32", (2,))])
+    tensors = Tensors.of(layout, {"weight": np.array([1, 2], np.float32)})
+    core = checkpoint().core
+    snapshot = PeerSnapshot(
+        round_number=1,
+        model=ModelSnapshot(version=Version(0, 1), tensors=tensors),
+        loss_averages={},
+        kept={},
+        rng_state=core.rng_state,
+    )
+    save_checkpoint(tmp_path / "c.safetensors", Checkpoint(snapshot, {}), TASK)
+    np.testing.assert_array_equal(load_file(tmp_path / "c.safetensors")["own/weight"], [1, 2])
+
+
+@pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
+def test_a_damaged_file_is_named(tmp_path, keep):
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, checkpoint(), TASK)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="can't be used"):
+        load_checkpoint(path, LAYOUT, TASK)
+
+
+def test_a_checkpoint_of_another_model_or_task_is_named(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, checkpoint(), TASK)
+    for layout, task in ((LAYOUT.gradient, TASK), (LAYOUT, "classification:4")):
+        with pytest.raises(CheckpointError, match="another model"):
+            load_checkpoint(path, layout, task)
+
+
+def test_an_old_checkpoint_survives_a_failed_write(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, checkpoint(), TASK)
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="can't be written"):
+        save_checkpoint(tmp_path / "nowhere" / "c.safetensors", checkpoint(), TASK)
+    assert path.read_bytes() == before
