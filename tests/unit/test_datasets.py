@@ -78,11 +78,19 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
     digits = read_digits()
 
-    images, labels = digits.train
-    assert images.dtype == np.float32 and images.shape == (1797, 1, 8, 8)
-    assert np.array_equal(images[:, 0], published.images / 16)
-    assert np.array_equal(labels, published.target)
-    assert digits.test is None and digits.num_classes == 10
+    assert digits.test is not None and digits.num_classes == 10
+    parts = {"train": digits.train, "test": digits.test}
+    for images, labels in parts.values():
+        assert images.dtype == np.float32 and images.shape == (len(labels), 1, 8, 8)
+    ours = [
+        (*image.ravel(), label)
+        for part in parts.values()
+        for image, label in zip(*part, strict=True)
+    ]
+    theirs = zip(published.data / 16, published.target, strict=True)
+    assert sorted(ours) == sorted((*image, label) for image, label in theirs)
+    assert len(digits.test[1]) == 355
+    assert np.bincount(digits.test[1]).min() >= 34
 
 
 # idx files
