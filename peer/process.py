@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
 STOP_TIMEOUT_S = 60.0
+SAME_WISH_S = 1.0
 READY_FILE = "ready.json"
 RECORD_FILE = "record.jsonl"
 RESULT_FILE = "result.json"
@@ -359,17 +360,26 @@ class _Peer:
 
 @contextmanager
 def _stop_signals(stop: asyncio.Event, lifeline: int | None) -> Iterator[None]:
-    """Set `stop` on the first Ctrl-C, SIGTERM or loss of the lifeline; a second signal kills."""
+    """Set `stop` on the first Ctrl-C, SIGTERM or loss of the lifeline; a later one kills.
+
+    A second signal right after the first is taken for the same wish: shells and wrappers such as
+    `timeout` pass on to us what the terminal has sent us already.
+    """
     loop = asyncio.get_running_loop()
+    began = 0.0
 
     def begin_stop() -> None:
+        nonlocal began
+        began = time.monotonic()
         stop.set()
         # Nothing may keep a stopping peer alive; if something does, say where it hung.
         faulthandler.dump_traceback_later(STOP_TIMEOUT_S, exit=True)
 
     def on_signal(number: int) -> None:
         if stop.is_set():
-            os._exit(128 + number)
+            if time.monotonic() - began > SAME_WISH_S:
+                os._exit(128 + number)
+            return
         logger.info("stopping (%s)", signal.Signals(number).name)
         begin_stop()
 

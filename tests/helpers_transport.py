@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -173,10 +174,7 @@ class ZeroMQSwarm:
     host: str = "127.0.0.1"
     peers: list[Peer] = field(default_factory=list)
     extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.allowed = Path(self.folder.name)
+    allowed: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="coterie-")))
 
     def allow(self, name: str, pair: KeyPair) -> None:
         (self.allowed / f"{name}.pub").write_text(pair.public_key)
@@ -226,7 +224,7 @@ class ZeroMQSwarm:
     async def close(self) -> None:
         for peer in self.peers:
             await peer.transport.close()
-        self.folder.cleanup()
+        shutil.rmtree(self.allowed)
 
 
 def transports(*peers: Peer) -> list[Transport]:

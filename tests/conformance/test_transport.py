@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -224,7 +225,7 @@ async def test_a_cancelled_fetch_leaves_everything_working(swarm: Swarm) -> None
             await asyncio.sleep(0)
         for task in (fetching, pushing):
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError):  # or it was quicker
                 await task
     fetched = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
     assert np.array_equal(fetched.tensors.buffer, published.tensors.buffer)

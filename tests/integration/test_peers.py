@@ -66,7 +66,8 @@ def test_three_peers_learn_and_one_that_is_killed_is_missed_and_used_again(peers
 
 def test_two_peers_with_config_files_alone_find_each_other_and_finish(peers: Peers):
     ports = {"alice": 17931, "bob": 17932}
-    peers.make("alice", "bob", rounds=30)
+    rounds = {"alice": 150, "bob": 30}  # alice is still at it when bob has started
+    peers.make("alice", "bob", min_round_s=0.05)
     for name, other in (("alice", "bob"), ("bob", "alice")):
         config = (peers.folder / f"{name}.toml").read_text()
         config = config.replace(
@@ -74,13 +75,13 @@ def test_two_peers_with_config_files_alone_find_each_other_and_finish(peers: Pee
         )
         config += f'\n[network.neighbors]\n{other} = "tcp://127.0.0.1:{ports[other]}"\n'
         (peers.folder / f"{name}.toml").write_text(config)
-    peers.start("alice", "--set", "min_round_s=0.05")
+    peers.start("alice", "--rounds", str(rounds["alice"]))
     until(lambda: round_number(peers, "alice") >= 1, "alice learns alone")
-    peers.start("bob", "--set", "min_round_s=0.05")
+    peers.start("bob", "--rounds", str(rounds["bob"]))
     for name in ("alice", "bob"):
         assert peers.processes[name].wait(timeout=60) == 0, peers.log(name)
         result = json.loads((peers.folder / "state" / name / "result.json").read_text())
-        assert result["rounds"] == 30
+        assert result["rounds"] == rounds[name]
         assert result["accuracy"] > 0.5  # 30 steps on half of the digits reach about 0.85
     assert any("alice" in each["sampled"] for each in peers.rounds("bob"))
     assert any("bob" in each["weights"] for each in peers.rounds("alice"))

@@ -1,0 +1,418 @@
+"""What we hold of one known peer: its connections, the requests under way, and its state."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from protocol import handshake
+from protocol.codec import Buffer, decode, encode
+from protocol.errors import PeerRefused, PeerUnreachable, ProtocolError, RemoteProtocolError
+from protocol.handshake import Credentials
+from protocol.identity import KeyPair
+from protocol.messages import (
+    Hello,
+    LayoutExchange,
+    Leave,
+    Message,
+    PeerId,
+    Refusal,
+    RefusalCode,
+    Welcome,
+)
+from protocol.transport.endpoint import parse_endpoint
+from protocol.transport.interface import Address, Counters
+from protocol.transport.port import DialedPort, Frames
+from protocol.transport.settings import TransportSettings
+from protocol.transport.sockets import Context, DialMonitor, connect, make_dialer, resolve
+from protocol.transport.window import Window
+
+logger = logging.getLogger(__name__)
+
+Reply = Callable[[Message | ProtocolError, Buffer | None], None]
+"""Takes the answer to a request and its body, or why there will be none."""
+
+_MISFITS = frozenset({RefusalCode.VERSION, RefusalCode.FEDERATION, RefusalCode.LAYOUT})
+# Refusals that concern the whole connection, whatever was asked.
+_FAREWELLS = frozenset({RefusalCode.NO_HELLO, RefusalCode.NOT_ALLOWED, RefusalCode.LEAVING})
+
+
+class State(Enum):
+    """How we stand with a peer."""
+
+    IDLE = auto()
+    """Never asked for anything; counts as reachable."""
+    DIALING = auto()
+    """The first dial is under way; counts as reachable."""
+    READY = auto()
+    """Connected and welcomed."""
+    UNREACHABLE = auto()
+    """Dialed again now and then."""
+    MISFIT = auto()
+    """Of another version, federation or layout; asked again now and then."""
+    CLOSED = auto()
+    """No longer known."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Surroundings:
+    """What all connections of a transport share.
+
+    Attributes:
+        context: The ZeroMQ context.
+        key_pair: Our own keys.
+        credentials: What we say of ourselves.
+        settings: Deadlines and limits.
+        counters: Where to count.
+        spawn: Starts a named background task that ends with the transport.
+        on_change: Called when a peer became reachable or unreachable.
+    """
+
+    context: Context
+    key_pair: KeyPair
+    credentials: Credentials
+    settings: TransportSettings
+    counters: Counters
+    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+    on_change: Callable[[], None]
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    jitter: random.Random = field(default_factory=random.Random)
+
+
+class Connection:
+    """One known peer: a control connection, a bulk connection for transfers, pending requests.
+
+    Dialed at the first request; once lost, dialed again in the background until it answers.
+
+    Attributes:
+        peer_id: Who it is.
+        address: Where it is dialed.
+        state: How we stand with it.
+        window: Of the bulk connection; kept between transfers.
+        num_transfers: Transfers under way.
+        bulk_used_at: When the last transfer ended, on the loop's clock.
+    """
+
+    def __init__(self, peer_id: PeerId, address: Address, surroundings: Surroundings) -> None:
+        self.peer_id = peer_id
+        self.address = address
+        self.state = State.IDLE
+        self.window = Window()
+        self.num_transfers = 0
+        self.bulk_used_at = 0.0
+        self._around = surroundings
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[int, Reply] = {}
+        self._control: DialedPort | None = None
+        self._bulk: DialedPort | None = None
+        self._endpoint = parse_endpoint(address.endpoint, f"the address of {address.name}")
+        self._resolved = self._endpoint
+        self._error: ProtocolError = PeerUnreachable(f"{address.name}: not dialed yet")
+        self._heard_at = 0.0
+        self._settled = asyncio.Event()
+        self._welcomed = asyncio.Event()
+        self._nudged = asyncio.Event()
+        self._attempt_failed: Callable[[str], None] | None = None
+        self._dialing: asyncio.Task[None] | None = None
+        self._next_log = 0.0
+        self._log_interval_s = surroundings.settings.log_again_s
+
+    # Requests
+
+    async def ready(self) -> None:
+        """Wait until the peer has welcomed us, dialing it if that was never tried.
+
+        Raises:
+            ProtocolError: It is unreachable or refuses us; background attempts go on.
+        """
+        if self.state is State.IDLE:
+            self.state = State.DIALING
+            self._dial_soon(pause_s=0.0)
+        if self.state is State.DIALING:
+            await self._settled.wait()
+        if self.state is not State.READY:
+            raise self._error.with_traceback(None)
+
+    async def back(self) -> bool:
+        """Wait a little for a lost connection; return whether it is back."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._around.settings.resume_timeout_s):
+                await self._welcomed.wait()
+        return self.state is State.READY
+
+    def next_id(self) -> int:
+        """Return a fresh request id."""
+        return next(self._around.ids)
+
+    def request(
+        self, message: Message, on_reply: Reply, body: Buffer | None = None, *, bulk: bool = True
+    ) -> None:
+        """Send a request; its one answer, or the loss of the connection, goes to `on_reply`.
+
+        Raises:
+            PeerUnreachable: There is no connection now.
+        """
+        port = self._bulk_port() if bulk else self._control
+        frames = encode(message, body)
+        if port is None or not port.send(frames):
+            raise PeerUnreachable(f"{self.address.name}: the connection is lost")
+        self._pending[message.request_id] = on_reply
+        self._around.counters.bytes_sent += sum(map(len, frames))
+
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """Forget requests; their answers will be dropped."""
+        for request_id in request_ids:
+            self._pending.pop(request_id, None)
+
+    @contextmanager
+    def transfer(self) -> Iterator[None]:
+        """Keep the bulk connection open meanwhile."""
+        self.num_transfers += 1
+        try:
+            yield
+        finally:
+            self.num_transfers -= 1
+            self.bulk_used_at = self._loop.time()
+
+    # What the transport tells
+
+    @property
+    def has_idle_bulk(self) -> bool:
+        """Whether a bulk connection is open that no transfer uses."""
+        return self._bulk is not None and not self.num_transfers
+
+    def close_bulk(self) -> None:
+        """Close the bulk connection; the next transfer opens another."""
+        if self._bulk is not None:
+            self._bulk.close()
+            self._bulk = None
+
+    def move(self, address: Address) -> None:
+        """Take note of a newer address; dial there if it differs."""
+        if address == self.address:
+            return
+        moved = address.endpoint != self.address.endpoint
+        self.address = address
+        if moved:
+            self._endpoint = parse_endpoint(address.endpoint, f"the address of {address.name}")
+            if self._attempt_failed is not None:
+                self._attempt_failed("it has moved")
+            self.lost(PeerUnreachable(f"{address.name}: moved to {address.endpoint}"))
+            self.nudge()
+
+    def nudge(self) -> None:
+        """Dial an unreachable peer at once: it has shown a sign of life."""
+        self._nudged.set()
+
+    def suspect(self, since: float) -> None:
+        """Count the peer as unreachable unless it was heard since then, on the loop's clock."""
+        if self._heard_at < since:
+            self.lost(PeerUnreachable(f"{self.address.name}: no answer within the deadline"))
+
+    def misfit(self, error: PeerRefused) -> None:
+        """Take note that the peer, dialing us, turned out not to fit."""
+        if self.state in (State.IDLE, State.READY):
+            self._drop(error, State.MISFIT)
+            self._dial_soon(handshake.RETRY_MISFIT_S)
+
+    def lost(self, error: ProtocolError) -> None:
+        """Fail all that is pending, count the peer as unreachable and start dialing it again."""
+        if self.state is State.READY:
+            self._drop(error, State.UNREACHABLE)
+            wait_s = error.retry_after_s if isinstance(error, PeerRefused) else 0.0
+            self._dial_soon(wait_s)
+
+    def close(self, *, goodbye: bool) -> None:
+        """Close for good, with a `Leave` to a peer that is connected."""
+        if goodbye and self.state is State.READY and self._control is not None:
+            self._control.send(encode(Leave(request_id=self.next_id())))
+            self._control.close(round(self._around.settings.goodbye_s * 1000))
+        if self._dialing is not None:
+            self._dialing.cancel()
+        self._drop(PeerUnreachable(f"{self.address.name}: the connection was closed"), State.CLOSED)
+
+    # Answers
+
+    def _on_message(self, frames: Frames) -> None:
+        self._around.counters.bytes_received += sum(map(len, frames))
+        try:
+            body = (frames[2].buffer,) if len(frames) > 2 else ()
+            message, content = decode((*(frame.bytes for frame in frames[:2]), *body))
+        except RemoteProtocolError as error:
+            self._around.counters.malformed += 1
+            self._blame(RemoteProtocolError(f"{self.address.name}: {error}"))
+            return
+        self._heard_at = self._loop.time()
+        if isinstance(message, Refusal) and message.code in _FAREWELLS and self._welcomed.is_set():
+            self.lost(self._refused(message))
+            return
+        on_reply = self._pending.pop(message.request_id, None)
+        if on_reply is not None:
+            on_reply(message, content)
+
+    def _on_lost(self) -> None:
+        self._blame(PeerUnreachable(f"{self.address.name}: the connection was lost"))
+
+    def _blame(self, error: ProtocolError) -> None:
+        if self._attempt_failed is not None:
+            self._attempt_failed(str(error))
+        else:
+            self.lost(error)
+
+    def _drop(self, error: ProtocolError, state: State) -> None:
+        """Leave the present state: close the ports, fail what is pending, tell of the change."""
+        before, self.state, self._error = self.state, state, error
+        self._welcomed.clear()
+        self._settled.set()
+        self.close_bulk()
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        pending, self._pending = self._pending, {}
+        for on_reply in pending.values():
+            on_reply(error, None)
+        if state is State.CLOSED:
+            self._welcomed.set()  # nobody need wait any longer
+            return
+        if before is not state:
+            self._around.on_change()
+        self._log_down()
+
+    # Dialing
+
+    def _bulk_port(self) -> DialedPort | None:
+        if self._bulk is None and self.state is State.READY:
+            dealer = make_dialer(
+                self._around.context, self._around.key_pair, self.address.public_key
+            )
+            connect(dealer, self._resolved)
+            self._bulk = DialedPort(dealer, self._on_message, self._on_lost)
+        return self._bulk
+
+    def _dial_soon(self, pause_s: float) -> None:
+        if self._dialing is None or self._dialing.done():
+            self._dialing = self._around.spawn(
+                self._dial(pause_s), f"dial {self.address.name} ({self.peer_id[:8]})"
+            )
+
+    async def _dial(self, pause_s: float) -> None:
+        """Dial until welcomed, with growing pauses."""
+        settings = self._around.settings
+        longest_s = settings.redial_min_s
+        for attempt in itertools.count():
+            if pause_s:
+                await self._pause(pause_s)
+            error = await self._attempt(attempt)
+            if error is None:
+                self._became_ready()
+                return
+            refused = isinstance(error, PeerRefused) and error.code in _MISFITS
+            self._drop(error, State.MISFIT if refused else State.UNREACHABLE)
+            pause_s = longest_s * self._around.jitter.uniform(0.5, 1.0)
+            longest_s = min(2 * longest_s, settings.redial_max_s)
+            if isinstance(error, PeerRefused):
+                pause_s = max(pause_s, min(error.retry_after_s, settings.ban_s))
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait, or less when nudged."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._nudged.wait()
+        self._nudged.clear()
+
+    async def _attempt(self, number: int) -> ProtocolError | None:
+        """Dial once; return why the peer hasn't welcomed us, or nothing."""
+        around, name = self._around, self.address.name
+        monitor = None
+        try:
+            async with asyncio.timeout(around.settings.dial_timeout_s):
+                self._resolved = await resolve(self._endpoint, number)
+                failed: asyncio.Future[str] = self._loop.create_future()
+                self._attempt_failed = lambda why: None if failed.done() else failed.set_result(why)
+                dealer = make_dialer(around.context, around.key_pair, self.address.public_key)
+                monitor = DialMonitor(around.context, dealer, self._attempt_failed)
+                self._control = DialedPort(dealer, self._on_message, self._on_lost)
+                connect(dealer, self._resolved)
+                return await self._introduce(failed)
+        except TimeoutError:
+            return PeerUnreachable(
+                f"{name}: nobody answers at {self._endpoint} "
+                f"within {around.settings.dial_timeout_s:g} s"
+            )
+        except ProtocolError as error:
+            return error
+        finally:
+            self._attempt_failed = None
+            if monitor is not None:
+                monitor.close()
+
+    async def _introduce(self, failed: asyncio.Future[str]) -> ProtocolError | None:
+        """Say hello and weigh the answer; on another layout, find out what differs."""
+        hello = self._around.credentials.hello(self.next_id())
+        asked_at = self._loop.time()
+        reply, _ = await self._ask(hello, None, failed)
+        match reply:
+            case Welcome():
+                handshake.check_welcome(reply, hello)
+                self.window.base_s = min(self.window.base_s, self._loop.time() - asked_at)
+                return None
+            case Refusal(code=RefusalCode.LAYOUT):
+                credentials = self._around.credentials
+                exchange = LayoutExchange(request_id=self.next_id())
+                answer, theirs = await self._ask(exchange, credentials.description(), failed)
+                if isinstance(answer, LayoutExchange) and theirs is not None:
+                    return handshake.layout_misfit(self.address.name, credentials, bytes(theirs))
+                return self._refused(reply)
+            case Refusal():
+                return self._refused(reply)
+            case _:
+                return RemoteProtocolError(
+                    f"{self.address.name}: {type(reply).__name__} answers a hello"
+                )
+
+    async def _ask(
+        self, message: Hello | LayoutExchange, body: bytes | None, failed: asyncio.Future[str]
+    ) -> tuple[Message, Buffer | None]:
+        """Ask on the control connection and wait for the answer, or for the end of the attempt."""
+        answered: asyncio.Future[tuple[Message | ProtocolError, Buffer | None]]
+        answered = self._loop.create_future()
+        self.request(
+            message, lambda reply, body: answered.set_result((reply, body)), body, bulk=False
+        )
+        await asyncio.wait((answered, failed), return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            self.cancel((message.request_id,))
+            raise PeerUnreachable(f"{self.address.name} at {self._endpoint}: {failed.result()}")
+        reply, content = answered.result()
+        if isinstance(reply, ProtocolError):
+            raise reply
+        return reply, content
+
+    def _became_ready(self) -> None:
+        before, self.state = self.state, State.READY
+        self._welcomed.set()
+        self._settled.set()
+        if before is not State.DIALING:
+            logger.info("%s is back", self.address.name)
+            self._around.on_change()
+        self._next_log, self._log_interval_s = 0.0, self._around.settings.log_again_s
+
+    def _log_down(self) -> None:
+        """Log once, then at a growing interval."""
+        now = self._loop.time()
+        if now >= self._next_log:
+            self._next_log = now + self._log_interval_s
+            self._log_interval_s *= 2
+            logger.warning("%s; dialing it again now and then", self._error)
+
+    def _refused(self, refusal: Refusal) -> PeerRefused:
+        return PeerRefused(
+            refusal.code, f"{self.address.name}: {refusal.text}", refusal.retry_after_s
+        )

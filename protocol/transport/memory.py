@@ -1,0 +1,308 @@
+"""The transport inside one process, with chosen delay and loss; same promises as over ZeroMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from protocol.errors import (
+    LocalProtocolError,
+    PeerRefused,
+    PeerUnreachable,
+    ProtocolError,
+    RemoteProtocolError,
+)
+from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, RefusalCode, Version
+from protocol.tensors import Layout, Tensors, allocate
+from protocol.transport.interface import Address, Counters, Listener
+
+Result = TypeVar("Result")
+
+_RETRY_MIN_S = 0.01
+_RETRY_MAX_S = 1.0
+
+
+class MemoryNetwork:
+    """What memory transports of one process reach each other through.
+
+    Attributes:
+        delay_s: How long a request and its answer take together, besides the work.
+        loss: Probability that a request is never answered.
+    """
+
+    def __init__(self, *, delay_s: float = 0.0, loss: float = 0.0, seed: int = 0) -> None:
+        self.delay_s = delay_s
+        self.loss = loss
+        self._random = random.Random(seed)
+        self._transports: dict[PeerId, MemoryTransport] = {}
+        self._killed: set[PeerId] = set()
+
+    def kill(self, peer_id: PeerId) -> None:
+        """Cut a peer off as if its process had died: no goodbye, requests under way are lost."""
+        self._killed.add(peer_id)
+        for transport in self._transports.values():
+            transport.cut_off(peer_id)
+
+    def revive(self, peer_id: PeerId) -> None:
+        """Let a killed peer answer again; the others find out when they next try it."""
+        self._killed.discard(peer_id)
+
+    def join(self, transport: MemoryTransport) -> None:
+        """Let a transport be reached, in place of an earlier one of the same peer."""
+        self._transports[transport.peer_id] = transport
+
+    def leave(self, transport: MemoryTransport) -> None:
+        """Let a transport go; the others are told."""
+        if self._transports.get(transport.peer_id) is transport:
+            del self._transports[transport.peer_id]
+            for other in self._transports.values():
+                other.cut_off(transport.peer_id)
+
+    def find(self, asker: PeerId, peer_id: PeerId) -> MemoryTransport | None:
+        """Return the transport of a peer, or None when it can't be reached."""
+        if self._killed & {asker, peer_id}:
+            return None
+        return self._transports.get(peer_id)
+
+    def loses(self) -> bool:
+        """Draw whether the next request is lost."""
+        return self._random.random() < self.loss
+
+
+class MemoryTransport:
+    """Carries whole models and gradients within one process.
+
+    Fulfills `protocol.transport.interface.Transport`.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: MemoryNetwork,
+        peer_id: PeerId,
+        layout: Layout,
+        task: str,
+        listener: Listener,
+    ) -> None:
+        self.counters = Counters()
+        self.peer_id = peer_id
+        self.layout = layout
+        self.task = task
+        self.snapshot: ModelSnapshot | None = None
+        self._network = network
+        self._listener = listener
+        self._addresses: Mapping[PeerId, Address] = {}
+        self._away: dict[PeerId, ProtocolError] = {}
+        self._retries: dict[PeerId, asyncio.TimerHandle] = {}
+        self._under_way: dict[asyncio.Task[Any], PeerId] = {}
+        self._reported: frozenset[PeerId] | None = None
+        self._running = False
+
+    async def start(self) -> str:
+        """Join the network, and return an endpoint."""
+        self._running = True
+        self._network.join(self)
+        self._report_soon()
+        return f"memory://{self.peer_id}"
+
+    async def close(self) -> None:
+        """Leave the network, and end every transfer."""
+        self._running = False
+        for retry in self._retries.values():
+            retry.cancel()
+        self._retries.clear()
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        self._network.leave(self)
+
+    def set_neighbors(self, addresses: Mapping[PeerId, Address]) -> None:
+        """Replace the known peers."""
+        self._addresses = {peer: at for peer, at in addresses.items() if peer != self.peer_id}
+        for peer_id in self._away.keys() - self._addresses.keys():
+            self._welcome_back(peer_id)
+        if self._running:
+            self._report_soon()
+
+    def publish(self, snapshot: ModelSnapshot) -> None:
+        """Serve this model from now on to whoever asks.
+
+        Raises:
+            LocalProtocolError: It hasn't the layout that we exchange.
+        """
+        if snapshot.tensors.layout != self.layout:
+            raise LocalProtocolError("a published model has another layout than the transport")
+        self.snapshot = snapshot
+
+    async def fetch(
+        self, peer_id: PeerId, have: Version | None, deadline_s: float
+    ) -> ModelSnapshot | None:
+        """Fetch a peer's newest model, or None when it is the version we have.
+
+        Raises:
+            PeerUnreachable: Nobody answered in time.
+            RemoteProtocolError: The peer refused, or its model isn't finite.
+        """
+
+        async def pull() -> ModelSnapshot | None:
+            peer = self._reach(peer_id)
+            snapshot = peer.snapshot
+            await self._travel()
+            if snapshot is None:
+                raise PeerRefused(RefusalCode.NO_MODEL, f"{peer_id}: no model yet", 1.0)
+            if snapshot.version == have:
+                return None
+            tensors = _copy(snapshot.tensors)
+            tensors.check_received()
+            peer.counters.bytes_sent += tensors.buffer.nbytes
+            self.counters.bytes_received += tensors.buffer.nbytes
+            return ModelSnapshot(version=snapshot.version, tensors=tensors)
+
+        snapshot = await self._in_time(peer_id, pull(), deadline_s)
+        if snapshot is None:
+            self.counters.models_unchanged += 1
+        else:
+            self.counters.models_fetched += 1
+        return snapshot
+
+    async def push(self, peer_id: PeerId, update: GradientUpdate, deadline_s: float) -> None:
+        """Deliver a gradient to the peer on whose model it was made.
+
+        Raises:
+            LocalProtocolError: It hasn't the layout of our gradients.
+            PeerUnreachable: Nobody answered in time.
+            RemoteProtocolError: The peer refused.
+        """
+        if update.gradient.layout != self.layout.gradient:
+            raise LocalProtocolError("a pushed gradient has another layout than the transport")
+
+        async def deliver() -> None:
+            peer = self._reach(peer_id)
+            await self._travel()
+            peer.receive(self.peer_id, update)
+            self.counters.bytes_sent += update.gradient.buffer.nbytes
+
+        await self._in_time(peer_id, deliver(), deadline_s)
+        self.counters.gradients_sent += 1
+
+    # What the network and other transports tell
+
+    def receive(self, sender: PeerId, update: GradientUpdate) -> None:
+        """Take a gradient from another transport.
+
+        Raises:
+            PeerRefused: It isn't finite.
+        """
+        gradient = _copy(update.gradient)
+        try:
+            gradient.check_received()
+        except RemoteProtocolError as error:
+            self.counters.malformed += 1
+            raise PeerRefused(RefusalCode.MALFORMED, str(error)) from error
+        self.counters.bytes_received += gradient.buffer.nbytes
+        self.counters.gradients_received += 1
+        self._listener.gradient_arrived(
+            GradientUpdate(
+                sender=sender,
+                sender_round=update.sender_round,
+                on_version=update.on_version,
+                weight=update.weight,
+                num_examples=update.num_examples,
+                gradient=gradient,
+            )
+        )
+
+    def cut_off(self, peer_id: PeerId) -> None:
+        """Lose the connection to a peer, or all of them when it is our own."""
+        for task, peer in list(self._under_way.items()):
+            if peer_id in (peer, self.peer_id):
+                task.cancel()
+        if peer_id in self._addresses:
+            self._mark_away(peer_id, PeerUnreachable(f"{peer_id}: the connection was lost"))
+
+    # The journey
+
+    def _reach(self, peer_id: PeerId) -> MemoryTransport:
+        """Return the transport of a peer that can be reached and fits."""
+        peer = self._network.find(self.peer_id, peer_id)
+        if peer is None:
+            raise PeerUnreachable(f"{peer_id}: nobody answers")
+        if (peer.layout, peer.task) != (self.layout, self.task):
+            difference = self.layout.first_difference(self.task, peer.layout.canonical(peer.task))
+            raise PeerRefused(RefusalCode.LAYOUT, f"{peer_id} has another model: {difference}")
+        return peer
+
+    async def _travel(self) -> None:
+        if self._network.loses():
+            await asyncio.get_running_loop().create_future()  # no answer will ever come
+        await asyncio.sleep(self._network.delay_s)
+
+    async def _in_time(
+        self, peer_id: PeerId, work: Coroutine[Any, Any, Result], deadline_s: float
+    ) -> Result:
+        """Do the work in a task of its own, so that losing the peer can end it."""
+        if not self._running or peer_id not in self._addresses or peer_id in self._away:
+            work.close()
+            self.counters.requests_failed += 1
+            unknown = PeerUnreachable(f"{peer_id}: no address is known, or the transport is closed")
+            raise self._away.get(peer_id, unknown).with_traceback(None)
+        task = asyncio.ensure_future(work)
+        self._under_way[task] = peer_id
+        try:
+            done, _ = await asyncio.wait((task,), timeout=deadline_s)
+            if task.cancelled() or not done:
+                raise PeerUnreachable(f"{peer_id}: not done within {deadline_s:g} s, or lost")
+            return task.result()
+        except ProtocolError as error:
+            self.counters.requests_failed += 1
+            misfit = isinstance(error, PeerRefused) and error.code == RefusalCode.LAYOUT
+            if misfit or isinstance(error, PeerUnreachable):
+                self._mark_away(peer_id, error)
+            raise
+        finally:
+            del self._under_way[task]
+            task.cancel()
+
+    def _mark_away(self, peer_id: PeerId, error: ProtocolError) -> None:
+        if self._running and peer_id not in self._away:
+            self._away[peer_id] = error
+            self._report_soon()
+            self._retry_later(peer_id, _RETRY_MIN_S)
+
+    def _retry_later(self, peer_id: PeerId, pause_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._retries[peer_id] = loop.call_later(pause_s, self._retry, peer_id, pause_s)
+
+    def _retry(self, peer_id: PeerId, pause_s: float) -> None:
+        try:
+            self._reach(peer_id)
+        except ProtocolError as error:
+            self._away[peer_id] = error
+            self._retry_later(peer_id, min(2 * pause_s, _RETRY_MAX_S))
+        else:
+            self._welcome_back(peer_id)
+
+    def _welcome_back(self, peer_id: PeerId) -> None:
+        del self._away[peer_id]
+        self._retries.pop(peer_id).cancel()
+        self._report_soon()
+
+    def _report_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._report)
+
+    def _report(self) -> None:
+        neighbors = frozenset(self._addresses.keys() - self._away.keys())
+        if self._running and neighbors != self._reported:
+            self._reported = neighbors
+            self._listener.neighbors_changed(neighbors)
+
+
+def _copy(tensors: Tensors) -> Tensors:
+    """Copy a blob, as a network would."""
+    buffer = allocate(tensors.buffer.nbytes)
+    np.copyto(buffer, tensors.buffer)
+    return Tensors(tensors.layout, buffer)

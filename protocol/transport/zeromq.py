@@ -1,0 +1,446 @@
+"""The transport over ZeroMQ: ROUTER and DEALER, request and reply, CURVE always on."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from protocol.codec import Buffer, decode, encode
+from protocol.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PeerRefused,
+    PeerUnreachable,
+    ProtocolError,
+    RemoteProtocolError,
+)
+from protocol.handshake import Credentials
+from protocol.identity import AllowList, KeyPair, peer_id_of
+from protocol.messages import (
+    GradientUpdate,
+    Message,
+    ModelSnapshot,
+    PeerId,
+    Refusal,
+    RefusalCode,
+    Version,
+)
+from protocol.tensors import Layout
+from protocol.transport.admission import Admission, Doorkeeper
+from protocol.transport.connection import Connection, State, Surroundings
+from protocol.transport.endpoint import advertised, parse_endpoint
+from protocol.transport.interface import Address, Counters, Listener
+from protocol.transport.pool import BufferPool
+from protocol.transport.port import Frames, Port
+from protocol.transport.served import Served
+from protocol.transport.settings import TransportSettings
+from protocol.transport.sockets import bind, make_context, make_listener
+from protocol.transport.transfers import Pull, Push
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_SWEEP_INTERVAL_S = 1.0
+_REFUSAL_INTERVAL_S = 1.0
+_NOT_REACHABLE = frozenset({State.UNREACHABLE, State.MISFIT})
+
+
+class ZeroMQTransport:
+    """Carries whole models and gradients between peers over ZeroMQ.
+
+    Fulfills `protocol.transport.interface.Transport`. Everything runs on the event loop that
+    `start` is called on, but for the digests and checks of large blobs, which one worker thread
+    does. Published tensors, and gradients being pushed, are sent without a copy: they must never
+    change.
+    """
+
+    def __init__(
+        self,
+        *,
+        key_pair: KeyPair,
+        allow_list: AllowList,
+        listen: str,
+        advertise: str | None,
+        federation_id: str,
+        name: str,
+        incarnation: int,
+        layout: Layout,
+        task: str,
+        listener: Listener,
+        settings: TransportSettings | None = None,
+    ) -> None:
+        """Take the settings; nothing is opened before `start`.
+
+        Args:
+            key_pair: Our own keys, which make our peer id.
+            allow_list: Who may connect.
+            listen: Such as `tcp://127.0.0.1:7001`, `tcp://[::1]:7001` or `tcp://*:7001`; with port
+                0 the system picks one.
+            advertise: What others dial, where it differs from `listen`.
+            federation_id: Keeps two federations on one network apart.
+            name: What people call us.
+            incarnation: Grows with every start.
+            layout: Of the models that we exchange; gradients have `layout.gradient`.
+            task: What the models are for, with its label map.
+            listener: Is told of gradients, and of peers that come and go.
+            settings: Deadlines and limits.
+
+        Raises:
+            ConfigError: An endpoint is malformed, or what would be advertised is a wildcard.
+        """
+        self.counters = Counters()
+        self._key_pair = key_pair
+        self._peer_id = key_pair.peer_id
+        self._admission_list = allow_list
+        self._listen = parse_endpoint(listen, "listen")
+        self._advertise = advertise
+        advertised(self._listen, advertise, 0)
+        self._describe = functools.partial(
+            Credentials,
+            federation_id=federation_id,
+            name=name,
+            incarnation=incarnation,
+            layout=layout,
+            task=task,
+        )
+        self._layout = layout
+        self._listener = listener
+        self._settings = settings or TransportSettings()
+        self._pool = BufferPool(self._settings.buffer_idle_s)
+        self._addresses: dict[PeerId, Address] = {}
+        self._connections: dict[PeerId, Connection] = {}
+        self._transfer_ids = itertools.count(secrets.randbits(56))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reported: frozenset[PeerId] | None = None
+        self._report_scheduled = False
+        self._refused_at: dict[str, float] = {}
+        self._running = False
+        self._snapshot: ModelSnapshot | None = None
+
+    # The life of the transport
+
+    async def start(self) -> str:
+        """Listen, and return the endpoint to be advertised, with its real port.
+
+        Raises:
+            BindError: The address can't be listened on.
+        """
+        settings = self._settings
+        self._loop = asyncio.get_running_loop()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verify")
+        self._context = make_context()
+        self._admission = Admission(self._admission_list, settings.allow_list_interval_s)
+        # The order matters: bound without an answering ZAP handler, a CURVE server admits anyone.
+        self._doorkeeper = Doorkeeper(self._context, self._admission)
+        router = make_listener(self._context, self._key_pair)
+        try:
+            port = await bind(router, self._listen, settings.bind_retry_s)
+        except BaseException:
+            router.close(0)
+            self._doorkeeper.close()
+            self._context.term()
+            raise
+        endpoint = str(advertised(self._listen, self._advertise, port))
+        credentials = self._describe(advertise=endpoint)
+        self._served = Served(
+            credentials=credentials,
+            settings=settings,
+            counters=self.counters,
+            visitors=self,
+            offload=self._offload,
+            allocate=self._allocate,
+            now=self._loop.time,
+        )
+        self._around = Surroundings(
+            context=self._context,
+            key_pair=self._key_pair,
+            credentials=credentials,
+            settings=settings,
+            counters=self.counters,
+            spawn=self._spawn,
+            on_change=self._report_soon,
+        )
+        self._router = Port(router, self._on_request)
+        self._running = True
+        self._sweeping = self._loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
+        if self._snapshot is not None:
+            self._served.publish(self._snapshot)
+        self.set_neighbors(self._addresses)
+        return endpoint
+
+    async def close(self) -> None:
+        """Say goodbye, end every transfer and close every socket."""
+        if not self._running:
+            return
+        self._running = False
+        self._sweeping.cancel()
+        for connection in self._connections.values():
+            connection.close(goodbye=True)
+        self._connections.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._router.close()
+        self._doorkeeper.close()
+        self._worker.shutdown(wait=False)
+        # Waits for the goodbyes to leave; not on the loop, which others may need.
+        await self._loop.run_in_executor(None, self._context.term)
+
+    # What the owner asks
+
+    def set_neighbors(self, addresses: Mapping[PeerId, Address]) -> None:
+        """Replace the known peers; connections to those no longer known are closed.
+
+        Raises:
+            ConfigError: An endpoint is malformed, or a key doesn't belong to its peer id.
+        """
+        self._addresses = {
+            peer_id: address for peer_id, address in addresses.items() if peer_id != self._peer_id
+        }
+        for peer_id, address in self._addresses.items():
+            parse_endpoint(address.endpoint, f"the address of {address.name}")
+            if peer_id_of(address.public_key) != peer_id:
+                raise ConfigError(
+                    f"the public key of {address.name} belongs to another peer than {peer_id}"
+                )
+        if not self._running:
+            return
+        for peer_id in self._connections.keys() - self._addresses.keys():
+            self._connections.pop(peer_id).close(goodbye=True)
+        for peer_id, address in self._addresses.items():
+            if peer_id in self._connections:
+                self._connections[peer_id].move(address)
+            else:
+                self._connections[peer_id] = Connection(peer_id, address, self._around)
+        self._report_soon()
+
+    def publish(self, snapshot: ModelSnapshot) -> None:
+        """Serve this model from now on to whoever is allowed to ask.
+
+        Raises:
+            LocalProtocolError: It hasn't the layout that we exchange.
+        """
+        if snapshot.tensors.layout != self._layout:
+            raise LocalProtocolError("a published model has another layout than the transport")
+        self._snapshot = snapshot
+        if self._running:
+            self._served.publish(snapshot)
+
+    async def fetch(
+        self, peer_id: PeerId, have: Version | None, deadline_s: float
+    ) -> ModelSnapshot | None:
+        """Fetch a peer's newest model, or None when it is the version we have.
+
+        Raises:
+            PeerUnreachable: Nobody answered in time.
+            PeerRefused: The peer said no.
+            RemoteProtocolError: The peer sent what doesn't hold.
+        """
+        connection = self._connection(peer_id)
+
+        async def fetch_it() -> ModelSnapshot | None:
+            await connection.ready()
+            buffer = self._allocate(self._layout.size_bytes)
+            pull = Pull(connection, self._settings, self._layout, have, buffer)
+            return await pull.run(self._work)
+
+        snapshot = await self._in_time(connection, fetch_it(), deadline_s)
+        if snapshot is None:
+            self.counters.models_unchanged += 1
+        else:
+            self.counters.models_fetched += 1
+        return snapshot
+
+    async def push(self, peer_id: PeerId, update: GradientUpdate, deadline_s: float) -> None:
+        """Deliver a gradient to the peer on whose model it was made.
+
+        Raises:
+            LocalProtocolError: It hasn't the layout of our gradients.
+            PeerUnreachable: Nobody answered in time.
+            PeerRefused: The peer said no.
+            RemoteProtocolError: The peer sent what the protocol doesn't allow.
+        """
+        connection = self._connection(peer_id)
+        if update.gradient.layout != self._layout.gradient:
+            raise LocalProtocolError("a pushed gradient has another layout than the transport")
+        transfer_id = next(self._transfer_ids)
+
+        async def push_it() -> None:
+            await connection.ready()
+            await Push(connection, self._settings, update, transfer_id).run(self._work)
+
+        await self._in_time(connection, push_it(), deadline_s)
+        self.counters.gradients_sent += 1
+
+    def _connection(self, peer_id: PeerId) -> Connection:
+        if not self._running or peer_id not in self._connections:
+            raise PeerUnreachable(f"{peer_id}: no address is known, or the transport is closed")
+        return self._connections[peer_id]
+
+    async def _in_time(
+        self, connection: Connection, work: Coroutine[Any, Any, Result], deadline_s: float
+    ) -> Result:
+        began = self._loop.time()
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await work
+        except TimeoutError:
+            connection.suspect(began)
+            self.counters.requests_failed += 1
+            raise PeerUnreachable(
+                f"{connection.address.name}: not done within {deadline_s:g} s"
+            ) from None
+        except ProtocolError:
+            self.counters.requests_failed += 1
+            raise
+
+    # What others ask
+
+    def _on_request(self, frames: Frames) -> None:
+        self.counters.bytes_received += sum(map(len, frames))
+        route, parts = frames[0].bytes, [frame.bytes for frame in frames[1:3]]
+        public_key = _user_of(frames[1])
+        sender = self._admission.sender(public_key)
+        reply = functools.partial(self._reply, route)
+        try:
+            # Only a body is worth not copying; a message of more frames is refused by `decode`.
+            message, body = decode((*parts, *(frame.buffer for frame in frames[3:])))
+        except RemoteProtocolError as error:
+            if sender is not None:
+                self._served.strike(sender, str(error))
+            return
+        if sender is None:
+            self._shut_out(public_key, message, reply)
+        else:
+            self._served.handle(sender, message, body, reply)
+
+    def _reply(self, route: bytes, message: Message, body: Buffer | None) -> None:
+        if not self._running:
+            return
+        frames = encode(message, body)
+        if self._router.send((route, *frames)):
+            self.counters.bytes_sent += sum(map(len, frames))
+        else:
+            self.counters.replies_dropped += 1
+
+    def _shut_out(
+        self, public_key: str, message: Message, reply: Callable[[Message, Buffer | None], None]
+    ) -> None:
+        """Refuse a peer that was allowed when it connected; at most once a second."""
+        self.counters.requests_refused += 1
+        now = self._loop.time()
+        if now < self._refused_at.get(public_key, float("-inf")) + _REFUSAL_INTERVAL_S:
+            return
+        if public_key not in self._refused_at:
+            logger.warning("%s is no longer in the allow-list and is shut out", public_key)
+        self._refused_at[public_key] = now
+        self._served.forget(peer_id_of(public_key))
+        reply(
+            Refusal(
+                request_id=message.request_id,
+                code=RefusalCode.NOT_ALLOWED,
+                text="your key is not in the allow-list",
+                retry_after_s=self._settings.redial_max_s,
+            ),
+            None,
+        )
+
+    def arrived(self, peer_id: PeerId) -> None:
+        """Dial a peer that has introduced itself, if it was thought unreachable."""
+        if peer_id in self._connections:
+            self._connections[peer_id].nudge()
+
+    def misfits(self, peer_id: PeerId, error: PeerRefused) -> None:
+        """Leave out a peer that has introduced itself and doesn't fit."""
+        if peer_id in self._connections:
+            self._connections[peer_id].misfit(error)
+        else:
+            logger.warning("%s", error)
+
+    def left(self, peer_id: PeerId) -> None:
+        """Count a peer that said goodbye as unreachable."""
+        connection = self._connections.get(peer_id)
+        if connection is not None:
+            connection.lost(PeerUnreachable(f"{connection.address.name}: it has left"))
+
+    def gradient_arrived(self, update: GradientUpdate) -> None:
+        """Hand over a whole, verified gradient."""
+        self._listener.gradient_arrived(update)
+
+    # Housekeeping
+
+    def _allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        return self._pool.take(size_bytes, self._loop.time())
+
+    async def _work(self, size_bytes: int, work: Callable[[], str | None]) -> str | None:
+        if size_bytes <= self._settings.verify_inline_bytes:
+            return work()
+        return await self._loop.run_in_executor(self._worker, work)
+
+    def _offload(
+        self, size_bytes: int, work: Callable[[], str | None], then: Callable[[str | None], None]
+    ) -> None:
+        if size_bytes <= self._settings.verify_inline_bytes:
+            then(work())
+            return
+
+        def finish(future: asyncio.Future[str | None]) -> None:
+            if self._running and not future.cancelled():
+                then(future.result())
+
+        self._loop.run_in_executor(self._worker, work).add_done_callback(finish)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _sweep(self) -> None:
+        """Forget idle transfers, and close bulk connections that are idle or too many."""
+        self._sweeping = self._loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
+        self._served.sweep()
+        self._pool.sweep(self._loop.time())
+        idle = sorted(
+            (connection for connection in self._connections.values() if connection.has_idle_bulk),
+            key=lambda connection: connection.bulk_used_at,
+        )
+        horizon = self._loop.time() - self._settings.bulk_idle_s
+        for position, connection in enumerate(reversed(idle)):
+            if position >= self._settings.max_idle_bulk or connection.bulk_used_at < horizon:
+                connection.close_bulk()
+
+    def _report_soon(self) -> None:
+        if not self._report_scheduled:
+            self._report_scheduled = True
+            self._loop.call_soon(self._report)
+
+    def _report(self) -> None:
+        self._report_scheduled = False
+        neighbors = frozenset(
+            peer_id
+            for peer_id, connection in self._connections.items()
+            if connection.state not in _NOT_REACHABLE
+        )
+        if self._running and neighbors != self._reported:
+            self._reported = neighbors
+            self._listener.neighbors_changed(neighbors)
+
+
+def _user_of(frame: zmq.Frame) -> str:
+    """Return the key that the handshake proved, never a field that the sender wrote."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
