@@ -79,8 +79,9 @@ def read_digits() -> RawDataset:
     """Read scikit-learn's digits: 1797 handwritten ones, inputs (n, 1, 8, 8) in [0, 1].
 
     They come in one piece; every fifth image of each digit, 355 in all, is made the test part here,
-    so that peers with few training examples can be tested on more. The packaged table is read directly, as `sklearn.datasets.load_digits` would: importing that
-    costs each process a second and 100 MB.
+    so that peers with few training examples can be tested on more. The packaged table is read
+    directly, as `sklearn.datasets.load_digits` would: importing that costs each process a second
+    and 100 MB.
 
     Raises:
         DataError: scikit-learn isn't installed, or keeps the table elsewhere.

@@ -125,8 +125,11 @@ class AllowList:
         """
         try:
             with os.scandir(self.directory) as entries:
-                files = sorted(entry.path for entry in entries if entry.name.endswith(".pub"))
-            stamp = tuple((path, os.stat(path).st_mtime_ns) for path in files)
+                stamp = sorted(
+                    (entry.path, _written_at(entry))
+                    for entry in entries
+                    if entry.name.endswith(".pub")
+                )
         except OSError as error:
             raise IdentityError(
                 f"the allow-list {self.directory} can't be read ({error.strerror}): "
@@ -135,7 +138,7 @@ class AllowList:
         if stamp == self._stamp:
             return False
         names, faults = {}, []
-        for file in files:
+        for file, _ in stamp:
             path = Path(file)
             try:
                 names[read_public_key(path)] = path.stem
@@ -151,6 +154,13 @@ class AllowList:
     def names(self) -> Mapping[str, str]:
         """Return the name of each allowed peer by its public key."""
         return self._names
+
+
+def _written_at(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_mtime_ns
+    except OSError:  # just removed, or a dangling link: reading it will tell
+        return 0
 
 
 def _read(path: Path, advice: str) -> str:

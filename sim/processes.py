@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -14,7 +13,10 @@ from typing import Protocol
 
 from peer.cli import report_errors, set_up_logging
 
-logger = logging.getLogger(__name__)
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
+"""For the environment of peers: each library would take as many threads as there are cores."""
 
 
 class PeerProcess(Protocol):
@@ -42,6 +44,7 @@ class ForkStarter:
     """Forks peers from one server process that has loaded torch and taken a step already."""
 
     def __init__(self) -> None:
+        os.environ.update(ONE_THREAD)  # the server takes its environment from us
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["peer.preload", "sim.cli", "sim.processes"])
 
@@ -57,7 +60,7 @@ class SpawnStarter:
 
     def start(self, config: Path, log: Path) -> PeerProcess:
         """Spawn a peer whose standard input is its lifeline: it ends when we do."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | ONE_THREAD
         command = [sys.executable, "-P", "-m", "peer", str(config)]
         command += ["--keep-serving", "--lifeline", "0"]
         command += ["--ready-file", str(config.with_name("ready.json"))]

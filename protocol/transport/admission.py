@@ -29,6 +29,7 @@ class Admission:
         self._interval_s = interval_s
         self._next_look = time.monotonic() + interval_s
         self._next_early_look = 0.0
+        self._fault = ""
         self._peer_ids: dict[str, PeerId] = {}
 
     def sender(self, public_key: str) -> PeerId | None:
@@ -55,9 +56,11 @@ class Admission:
         try:
             changed = self._allow_list.refresh()
         except IdentityError as error:
-            # Without the directory nothing can be verified, yet what was allowed stays known.
-            logger.error("%s; the last known list stays in force", error)
-            changed = False
+            if str(error) != self._fault:
+                logger.error("%s; the last known list stays in force", error)
+            changed, self._fault = False, str(error)
+        else:
+            self._fault = ""
         if changed:
             self._peer_ids.clear()
             logger.info("the allow-list now names %d peers", len(self._allow_list.names()))

@@ -5,33 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
 
 from protocol import handshake
-from protocol.codec import Buffer, decode, encode
+from protocol.codec import Buffer, encode
 from protocol.errors import PeerRefused, PeerUnreachable, ProtocolError, RemoteProtocolError
-from protocol.handshake import Credentials
-from protocol.identity import KeyPair
-from protocol.messages import (
-    Hello,
-    LayoutExchange,
-    Leave,
-    Message,
-    PeerId,
-    Refusal,
-    RefusalCode,
-    Welcome,
-)
+from protocol.messages import Leave, Message, PeerId, Refusal, RefusalCode
+from protocol.transport.dial import Attempt, Reached, Surroundings, refused, unpack
 from protocol.transport.endpoint import parse_endpoint
-from protocol.transport.interface import Address, Counters
+from protocol.transport.interface import Address
 from protocol.transport.port import DialedPort, Frames
-from protocol.transport.settings import TransportSettings
-from protocol.transport.sockets import Context, DialMonitor, connect, make_dialer, resolve
+from protocol.transport.sockets import connect, make_dialer
 from protocol.transport.window import Window
 
 logger = logging.getLogger(__name__)
@@ -59,31 +45,6 @@ class State(Enum):
     """Of another version, federation or layout; asked again now and then."""
     CLOSED = auto()
     """No longer known."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Surroundings:
-    """What all connections of a transport share.
-
-    Attributes:
-        context: The ZeroMQ context.
-        key_pair: Our own keys.
-        credentials: What we say of ourselves.
-        settings: Deadlines and limits.
-        counters: Where to count.
-        spawn: Starts a named background task that ends with the transport.
-        on_change: Called when a peer became reachable or unreachable.
-    """
-
-    context: Context
-    key_pair: KeyPair
-    credentials: Credentials
-    settings: TransportSettings
-    counters: Counters
-    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
-    on_change: Callable[[], None]
-    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    jitter: random.Random = field(default_factory=random.Random)
 
 
 class Connection:
@@ -119,7 +80,7 @@ class Connection:
         self._settled = asyncio.Event()
         self._welcomed = asyncio.Event()
         self._nudged = asyncio.Event()
-        self._attempt_failed: Callable[[str], None] | None = None
+        self._attempt: Attempt | None = None
         self._dialing: asyncio.Task[None] | None = None
         self._next_log = 0.0
         self._log_interval_s = surroundings.settings.log_again_s
@@ -202,8 +163,8 @@ class Connection:
         self.address = address
         if moved:
             self._endpoint = parse_endpoint(address.endpoint, f"the address of {address.name}")
-            if self._attempt_failed is not None:
-                self._attempt_failed("it has moved")
+            if self._attempt is not None:
+                self._attempt.fail("it has moved")
             self.lost(PeerUnreachable(f"{address.name}: moved to {address.endpoint}"))
             self.nudge()
 
@@ -241,30 +202,21 @@ class Connection:
     # Answers
 
     def _on_message(self, frames: Frames) -> None:
-        self._around.counters.bytes_received += sum(map(len, frames))
         try:
-            body = (frames[2].buffer,) if len(frames) > 2 else ()
-            message, content = decode((*(frame.bytes for frame in frames[:2]), *body))
+            message, body = unpack(frames, self._around.counters)
         except RemoteProtocolError as error:
-            self._around.counters.malformed += 1
-            self._blame(RemoteProtocolError(f"{self.address.name}: {error}"))
+            self.lost(RemoteProtocolError(f"{self.address.name}: {error}"))
             return
         self._heard_at = self._loop.time()
-        if isinstance(message, Refusal) and message.code in _FAREWELLS and self._welcomed.is_set():
-            self.lost(self._refused(message))
+        if isinstance(message, Refusal) and message.code in _FAREWELLS:
+            self.lost(refused(self.address.name, message))
             return
         on_reply = self._pending.pop(message.request_id, None)
         if on_reply is not None:
-            on_reply(message, content)
+            on_reply(message, body)
 
     def _on_lost(self) -> None:
-        self._blame(PeerUnreachable(f"{self.address.name}: the connection was lost"))
-
-    def _blame(self, error: ProtocolError) -> None:
-        if self._attempt_failed is not None:
-            self._attempt_failed(str(error))
-        else:
-            self.lost(error)
+        self.lost(PeerUnreachable(f"{self.address.name}: the connection was lost"))
 
     def _drop(self, error: ProtocolError, state: State) -> None:
         """Leave the present state: close the ports, fail what is pending, tell of the change."""
@@ -306,19 +258,22 @@ class Connection:
         """Dial until welcomed, with growing pauses."""
         settings = self._around.settings
         longest_s = settings.redial_min_s
-        for attempt in itertools.count():
+        for number in itertools.count():
             if pause_s:
                 await self._pause(pause_s)
-            error = await self._attempt(attempt)
-            if error is None:
-                self._became_ready()
+            self._attempt = Attempt(self._around, self.address, self._endpoint)
+            try:
+                self._became_ready(await self._attempt.run(number))
                 return
-            refused = isinstance(error, PeerRefused) and error.code in _MISFITS
-            self._drop(error, State.MISFIT if refused else State.UNREACHABLE)
-            pause_s = longest_s * self._around.jitter.uniform(0.5, 1.0)
-            longest_s = min(2 * longest_s, settings.redial_max_s)
-            if isinstance(error, PeerRefused):
-                pause_s = max(pause_s, min(error.retry_after_s, settings.ban_s))
+            except ProtocolError as error:
+                misfit = isinstance(error, PeerRefused) and error.code in _MISFITS
+                self._drop(error, State.MISFIT if misfit else State.UNREACHABLE)
+                pause_s = longest_s * self._around.jitter.uniform(0.5, 1.0)
+                longest_s = min(2 * longest_s, settings.redial_max_s)
+                if isinstance(error, PeerRefused):
+                    pause_s = max(pause_s, min(error.retry_after_s, settings.ban_s))
+            finally:
+                self._attempt = None
 
     async def _pause(self, pause_s: float) -> None:
         """Wait, or less when nudged."""
@@ -327,76 +282,13 @@ class Connection:
                 await self._nudged.wait()
         self._nudged.clear()
 
-    async def _attempt(self, number: int) -> ProtocolError | None:
-        """Dial once; return why the peer hasn't welcomed us, or nothing."""
-        around, name = self._around, self.address.name
-        monitor = None
-        try:
-            async with asyncio.timeout(around.settings.dial_timeout_s):
-                self._resolved = await resolve(self._endpoint, number)
-                failed: asyncio.Future[str] = self._loop.create_future()
-                self._attempt_failed = lambda why: None if failed.done() else failed.set_result(why)
-                dealer = make_dialer(around.context, around.key_pair, self.address.public_key)
-                monitor = DialMonitor(around.context, dealer, self._attempt_failed)
-                self._control = DialedPort(dealer, self._on_message, self._on_lost)
-                connect(dealer, self._resolved)
-                return await self._introduce(failed)
-        except TimeoutError:
-            return PeerUnreachable(
-                f"{name}: nobody answers at {self._endpoint} "
-                f"within {around.settings.dial_timeout_s:g} s"
-            )
-        except ProtocolError as error:
-            return error
-        finally:
-            self._attempt_failed = None
-            if monitor is not None:
-                monitor.close()
-
-    async def _introduce(self, failed: asyncio.Future[str]) -> ProtocolError | None:
-        """Say hello and weigh the answer; on another layout, find out what differs."""
-        hello = self._around.credentials.hello(self.next_id())
-        asked_at = self._loop.time()
-        reply, _ = await self._ask(hello, None, failed)
-        match reply:
-            case Welcome():
-                handshake.check_welcome(reply, hello)
-                self.window.base_s = min(self.window.base_s, self._loop.time() - asked_at)
-                return None
-            case Refusal(code=RefusalCode.LAYOUT):
-                credentials = self._around.credentials
-                exchange = LayoutExchange(request_id=self.next_id())
-                answer, theirs = await self._ask(exchange, credentials.description(), failed)
-                if isinstance(answer, LayoutExchange) and theirs is not None:
-                    return handshake.layout_misfit(self.address.name, credentials, bytes(theirs))
-                return self._refused(reply)
-            case Refusal():
-                return self._refused(reply)
-            case _:
-                return RemoteProtocolError(
-                    f"{self.address.name}: {type(reply).__name__} answers a hello"
-                )
-
-    async def _ask(
-        self, message: Hello | LayoutExchange, body: bytes | None, failed: asyncio.Future[str]
-    ) -> tuple[Message, Buffer | None]:
-        """Ask on the control connection and wait for the answer, or for the end of the attempt."""
-        answered: asyncio.Future[tuple[Message | ProtocolError, Buffer | None]]
-        answered = self._loop.create_future()
-        self.request(
-            message, lambda reply, body: answered.set_result((reply, body)), body, bulk=False
-        )
-        await asyncio.wait((answered, failed), return_when=asyncio.FIRST_COMPLETED)
-        if not answered.done():
-            self.cancel((message.request_id,))
-            raise PeerUnreachable(f"{self.address.name} at {self._endpoint}: {failed.result()}")
-        reply, content = answered.result()
-        if isinstance(reply, ProtocolError):
-            raise reply
-        return reply, content
-
-    def _became_ready(self) -> None:
+    def _became_ready(self, reached: Reached) -> None:
         before, self.state = self.state, State.READY
+        self._control, self._resolved = reached.port, reached.endpoint
+        self._control.hand_over(self._on_message, self._on_lost)
+        self.window.base_s = min(self.window.base_s, reached.round_trip_s)
+        self._heard_at = self._loop.time()
+        self._nudged.clear()
         self._welcomed.set()
         self._settled.set()
         if before is not State.DIALING:
@@ -411,8 +303,3 @@ class Connection:
             self._next_log = now + self._log_interval_s
             self._log_interval_s *= 2
             logger.warning("%s; dialing it again now and then", self._error)
-
-    def _refused(self, refusal: Refusal) -> PeerRefused:
-        return PeerRefused(
-            refusal.code, f"{self.address.name}: {refusal.text}", refusal.retry_after_s
-        )

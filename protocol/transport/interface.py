@@ -101,7 +101,7 @@ class Transport(Protocol):
         """Fetch a peer's newest model, or None when it is the version we have."""
 
     async def push(self, peer_id: PeerId, update: GradientUpdate, deadline_s: float) -> None:
-        """Deliver a gradient to the peer on whose model it was made."""
+        """Deliver a gradient to the peer on whose model it was made; it must never change."""
 
     async def close(self) -> None:
         """Say goodbye, end every transfer and close every socket."""

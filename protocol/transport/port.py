@@ -126,6 +126,10 @@ class DialedPort(Port):
         self._outbox: deque[Sequence[Buffer]] = deque()
         self.connected = False
 
+    def hand_over(self, on_message: Callable[[Frames], None], on_lost: Callable[[], None]) -> None:
+        """Tell someone else from now on."""
+        self._on_message, self._on_lost = on_message, on_lost
+
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Send now, or as soon as the handshake is over; False once the connection is lost."""
         if self.closed:

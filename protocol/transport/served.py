@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from protocol import handshake
 from protocol.codec import MAX_CHUNK_BYTES, Buffer
@@ -21,7 +20,6 @@ from protocol.messages import (
     ChunkRequest,
     GradientChunk,
     GradientOffer,
-    GradientProgress,
     GradientUpdate,
     Hello,
     LayoutExchange,
@@ -37,20 +35,13 @@ from protocol.messages import (
     Refusal,
     RefusalCode,
 )
-from protocol.tensors import Tensors
+from protocol.transport.inbox import Inbox, Offload, Reply
 from protocol.transport.interface import Counters
 from protocol.transport.settings import TransportSettings
-from protocol.transport.transfers import digest_of, fault_of
+from protocol.transport.transfers import digest_of
 
 logger = logging.getLogger(__name__)
 
-Reply = Callable[[Message, Buffer | None], None]
-"""Sends the reply to a request, now or later."""
-
-Offload = Callable[[int, Callable[[], str | None], Callable[[str | None], None]], None]
-"""Does work on so many bytes, here and now or in a thread, and passes on its result."""
-
-_REMEMBERED_TRANSFERS = 64
 _MAX_PULLS_PER_PEER = 8
 _REFUSAL_INTERVAL_S = 1.0
 _RETRY_SOON_S = 1.0
@@ -91,19 +82,6 @@ class ServedPull:
 
 
 @dataclass(slots=True)
-class Incoming:
-    """A gradient that a peer is pushing. Every byte before `received` is there."""
-
-    offer: GradientOffer
-    buffer: npt.NDArray[np.uint8]
-    used_at: float
-    received: int = 0
-    hasher: xxhash.xxh3_64 = field(default_factory=xxhash.xxh3_64)
-    # Who asks while it is being verified; None before that.
-    waiting: list[tuple[int, Reply]] | None = None
-
-
-@dataclass(slots=True)
 class Session:
     """What we remember of a peer that talks to us."""
 
@@ -111,11 +89,10 @@ class Session:
     name: str = ""
     welcomed: bool = False
     pulls: dict[int, ServedPull] = field(default_factory=dict)
-    incoming: dict[int, Incoming] = field(default_factory=dict)
-    delivered: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_TRANSFERS))
     strikes: deque[float] = field(default_factory=deque)
     banned_until: float = 0.0
     refused_at: float = float("-inf")
+    compared_at: float = float("-inf")
 
 
 class Served:
@@ -137,16 +114,21 @@ class Served:
     ) -> None:
         self._credentials = credentials
         self._hello = credentials.hello(0)
-        self._gradient_layout = credentials.layout.gradient
         self._settings = settings
         self._counters = counters
         self._visitors = visitors
         self._offload = offload
-        self._allocate = allocate
         self._now = now
         self._sessions: dict[PeerId, Session] = {}
         self._published: Published | None = None
-        self._receive_bytes = 0
+        self._inbox = Inbox(
+            layout=credentials.layout.gradient,
+            settings=settings,
+            desk=self,
+            offload=offload,
+            allocate=allocate,
+            now=now,
+        )
 
     def publish(self, snapshot: ModelSnapshot) -> None:
         """Serve this model from now on; pulls that have begun go on with theirs."""
@@ -188,9 +170,9 @@ class Served:
             case ChunkRequest():
                 self._on_chunk_request(sender, session, message, reply)
             case GradientOffer():
-                self._on_gradient_offer(sender, session, message, body or b"", reply)
+                self._inbox.on_offer(sender, message, body or b"", reply)
             case GradientChunk():
-                self._on_gradient_chunk(sender, session, message, body or b"", reply)
+                self._inbox.on_chunk(sender, message, body or b"", reply)
             case _:
                 self._refuse_fault(sender, message, f"{type(message).__name__} asks nothing", reply)
 
@@ -204,7 +186,7 @@ class Served:
         if len(session.strikes) >= settings.max_strikes:
             session.strikes.clear()
             session.banned_until = session.heard_at + settings.ban_s
-            self._release(session)
+            self._release(sender, session)
             logger.warning(
                 "refusing %s for %g s after %d malformed messages; the last: %s",
                 session.name or sender,
@@ -213,12 +195,17 @@ class Served:
                 fault,
             )
 
+    def deliver(self, update: GradientUpdate) -> None:
+        """Pass on a gradient that was verified."""
+        self._counters.gradients_received += 1
+        self._visitors.gradient_arrived(update)
+
     def forget(self, sender: PeerId) -> None:
         """Drop the transfers of a peer, and that it was welcomed."""
         session = self._sessions.get(sender)
         if session is not None:
             session.welcomed = False
-            self._release(session)
+            self._release(sender, session)
 
     def sweep(self) -> None:
         """Forget transfers that nobody has asked for in a while; to be called now and then."""
@@ -227,9 +214,7 @@ class Served:
             for transfer_id, pull in list(session.pulls.items()):
                 if pull.used_at < horizon:
                     del session.pulls[transfer_id]
-            for transfer_id, incoming in list(session.incoming.items()):
-                if incoming.used_at < horizon and incoming.waiting is None:
-                    self._drop_incoming(session, transfer_id)
+        self._inbox.sweep(horizon)
 
     # Handshake
 
@@ -238,7 +223,7 @@ class Served:
         session.name = hello.name
         if isinstance(answer, Refusal):
             session.welcomed = False
-            self._release(session)
+            self._release(sender, session)
             error = PeerRefused(answer.code, f"{hello.name}: {answer.text}", answer.retry_after_s)
             if answer.code != RefusalCode.LAYOUT:  # else the layout exchange says it better
                 self._visitors.misfits(sender, error)
@@ -258,6 +243,9 @@ class Served:
         theirs: Buffer,
         reply: Reply,
     ) -> None:
+        if session.heard_at - session.compared_at < _REFUSAL_INTERVAL_S:
+            return  # a long one takes a while to read
+        session.compared_at = session.heard_at
         try:
             error = handshake.layout_misfit(session.name, self._credentials, bytes(theirs))
         except RemoteProtocolError as fault:
@@ -271,7 +259,9 @@ class Served:
     def _on_model_request(self, session: Session, message: ModelRequest, reply: Reply) -> None:
         published = self._published
         if published is None:
-            self._refuse(message, reply, RefusalCode.NO_MODEL, "no model yet", _RETRY_SOON_S)
+            self.refuse(
+                message.request_id, reply, RefusalCode.NO_MODEL, "no model yet", _RETRY_SOON_S
+            )
             return
         version = published.snapshot.version
         if message.have == version:
@@ -303,7 +293,9 @@ class Served:
     ) -> None:
         pull = session.pulls.get(message.transfer_id)
         if pull is None:
-            self._refuse(message, reply, RefusalCode.NO_TRANSFER, "ask for the model again", 0.0)
+            self.refuse(
+                message.request_id, reply, RefusalCode.NO_TRANSFER, "ask for the model again", 0.0
+            )
             return
         view, end = pull.published.view, message.offset + message.length
         if not 0 < message.length <= MAX_CHUNK_BYTES or end > view.nbytes:
@@ -334,119 +326,6 @@ class Served:
                     if pull.published is old:
                         del session.pulls[transfer_id]
 
-    # Gradients in
-
-    def _on_gradient_offer(
-        self, sender: PeerId, session: Session, offer: GradientOffer, body: Buffer, reply: Reply
-    ) -> None:
-        size = self._gradient_layout.size_bytes
-        if offer.size_bytes != size:
-            self._refuse_fault(
-                sender, offer, f"a gradient of {offer.size_bytes} bytes, ours have {size}", reply
-            )
-            return
-        if offer.transfer_id in session.delivered:
-            self._progress(offer.request_id, offer.transfer_id, size, reply)
-            return
-        if offer.transfer_id not in session.incoming:
-            self._make_room(session)
-            if self._receive_bytes + size > self._settings.max_receive_bytes:
-                self._refuse(
-                    offer, reply, RefusalCode.BUSY, "too many gradients at once", _RETRY_SOON_S
-                )
-                return
-            self._receive_bytes += size
-            session.incoming[offer.transfer_id] = Incoming(
-                offer, self._allocate(size), session.heard_at
-            )
-        self._append(sender, session, offer, 0, body, reply)
-
-    def _make_room(self, session: Session) -> None:
-        """Drop the oldest gradients of a peer that has begun too many: its newer ones count."""
-        unfinished = [
-            transfer_id
-            for transfer_id, incoming in session.incoming.items()
-            if incoming.waiting is None
-        ]
-        excess = len(session.incoming) + 1 - self._settings.max_incoming_per_peer
-        for transfer_id in unfinished[: max(excess, 0)]:
-            self._drop_incoming(session, transfer_id)
-
-    def _on_gradient_chunk(
-        self, sender: PeerId, session: Session, message: GradientChunk, body: Buffer, reply: Reply
-    ) -> None:
-        if message.transfer_id in session.delivered:
-            size = self._gradient_layout.size_bytes
-            self._progress(message.request_id, message.transfer_id, size, reply)
-        elif message.transfer_id not in session.incoming:
-            self._refuse(message, reply, RefusalCode.NO_TRANSFER, "offer it again", 0.0)
-        else:
-            self._append(sender, session, message, message.offset, body, reply)
-
-    def _append(
-        self,
-        sender: PeerId,
-        session: Session,
-        message: GradientOffer | GradientChunk,
-        offset: int,
-        body: Buffer,
-        reply: Reply,
-    ) -> None:
-        """Take the bytes that come next; others were there already, or come again."""
-        transfer_id = message.transfer_id
-        incoming = session.incoming[transfer_id]
-        end, size = offset + len(body), len(incoming.buffer)
-        if end > size:
-            self._refuse_fault(sender, message, f"bytes {offset} to {end} of {size}", reply)
-            return
-        incoming.used_at = session.heard_at
-        if offset <= incoming.received < end:
-            news = np.frombuffer(body, np.uint8)[incoming.received - offset :]
-            np.copyto(incoming.buffer[incoming.received : end], news)
-            incoming.hasher.update(news.data)
-            incoming.received = end
-        if incoming.received < size:
-            self._progress(message.request_id, transfer_id, incoming.received, reply)
-        elif incoming.waiting is not None:
-            incoming.waiting.append((message.request_id, reply))
-        else:
-            incoming.waiting = [(message.request_id, reply)]
-            self._verify(sender, session, transfer_id, incoming)
-
-    def _verify(
-        self, sender: PeerId, session: Session, transfer_id: int, incoming: Incoming
-    ) -> None:
-        gradient = Tensors(self._gradient_layout, incoming.buffer)
-        digest = incoming.hasher.hexdigest()
-
-        def conclude(fault: str | None) -> None:
-            if session.incoming.get(transfer_id) is not incoming:
-                return  # dropped meanwhile: the sender left or is refused
-            self._drop_incoming(session, transfer_id)
-            waiting = incoming.waiting or []
-            if fault is not None:
-                self.strike(sender, fault)
-                for request_id, reply in waiting:
-                    self._refuse_id(request_id, reply, RefusalCode.MALFORMED, fault, 0.0)
-                return
-            session.delivered.append(transfer_id)
-            self._counters.gradients_received += 1
-            self._visitors.gradient_arrived(_update_of(sender, incoming.offer, gradient))
-            for request_id, reply in waiting:
-                self._progress(request_id, transfer_id, len(incoming.buffer), reply)
-
-        self._offload(
-            gradient.buffer.nbytes,
-            lambda: fault_of(gradient, digest, incoming.offer.digest),
-            conclude,
-        )
-
-    def _progress(self, request_id: int, transfer_id: int, received: int, reply: Reply) -> None:
-        progress = GradientProgress(
-            request_id=request_id, transfer_id=transfer_id, received_bytes=received
-        )
-        reply(progress, None)
-
     # Sessions and refusals
 
     def _session(self, sender: PeerId) -> Session:
@@ -455,27 +334,20 @@ class Served:
         if session is None:
             if len(self._sessions) >= self._settings.max_sessions:
                 oldest = min(self._sessions, key=lambda peer: self._sessions[peer].heard_at)
-                self._release(self._sessions.pop(oldest))
+                del self._sessions[oldest]
+                self._inbox.forget(oldest)
             session = self._sessions[sender] = Session(now)
         session.heard_at = now
         return session
 
-    def _release(self, session: Session) -> None:
+    def _release(self, sender: PeerId, session: Session) -> None:
         session.pulls.clear()
-        for transfer_id in list(session.incoming):
-            self._drop_incoming(session, transfer_id)
+        self._inbox.drop(sender)
 
-    def _drop_incoming(self, session: Session, transfer_id: int) -> None:
-        self._receive_bytes -= len(session.incoming.pop(transfer_id).buffer)
-
-    def _refuse(
-        self, message: Message, reply: Reply, code: RefusalCode, text: str, retry_after_s: float
-    ) -> None:
-        self._refuse_id(message.request_id, reply, code, text, retry_after_s)
-
-    def _refuse_id(
+    def refuse(
         self, request_id: int, reply: Reply, code: RefusalCode, text: str, retry_after_s: float
     ) -> None:
+        """Refuse a request."""
         self._counters.requests_refused += 1
         refusal = Refusal(
             request_id=request_id, code=code, text=text[:512], retry_after_s=retry_after_s
@@ -494,19 +366,8 @@ class Served:
         """Refuse whoever isn't welcome, at most once a second."""
         if session.heard_at - session.refused_at >= _REFUSAL_INTERVAL_S:
             session.refused_at = session.heard_at
-            self._refuse(message, reply, code, text, retry_after_s)
+            self.refuse(message.request_id, reply, code, text, retry_after_s)
 
     def _refuse_fault(self, sender: PeerId, message: Message, fault: str, reply: Reply) -> None:
         self.strike(sender, fault)
-        self._refuse(message, reply, RefusalCode.MALFORMED, fault, 0.0)
-
-
-def _update_of(sender: PeerId, offer: GradientOffer, gradient: Tensors) -> GradientUpdate:
-    return GradientUpdate(
-        sender=sender,
-        sender_round=offer.sender_round,
-        on_version=offer.on_version,
-        weight=offer.weight,
-        num_examples=offer.num_examples,
-        gradient=gradient,
-    )
+        self.refuse(message.request_id, reply, RefusalCode.MALFORMED, fault, 0.0)

@@ -38,6 +38,8 @@ Work = Callable[[int, Callable[[], str | None]], Awaitable[str | None]]
 """Does work on so many bytes, in a worker thread when they are many."""
 
 
+_CHUNKS_AT_LEAST = 8
+_UNDIVIDED_BYTES = 512 * 1024
 # A peer that loses every transfer must not keep us busy for ever.
 _MAX_RESUMED = 5
 
@@ -167,6 +169,7 @@ class Pull(_Transfer):
         super().__init__(connection, settings)
         self._layout = layout
         self._have = have
+        self._unchanged = False
         self._offer: ModelOffer | None = None
         self._transfer_id = 0
         self._buffer = buffer
@@ -183,8 +186,10 @@ class Pull(_Transfer):
         """
         await self._until_ended(self._ask)
         offer, buffer = self._offer, self._buffer
-        if offer is None:
+        if self._unchanged:
             return None
+        if offer is None:
+            raise RemoteProtocolError(f"{self._name}: chunks without an offer")
         tensors = Tensors(self._layout, buffer)
         fault = await work(buffer.nbytes, lambda: self._fault_of(tensors, offer))
         if fault is not None:
@@ -202,12 +207,20 @@ class Pull(_Transfer):
         self._again.clear()
         self._restart()
         self._transfer_id = self._connection.next_id()
-        self._next = min(self._connection.window.chunk_bytes, self._layout.size_bytes)
+        self._next = min(self._chunk_bytes(), self._layout.size_bytes)
         message = ModelRequest(
             request_id=self._transfer_id, have=self._have, accept_bytes=self._next
         )
         self._send(message, 0, self._next)
         self._ask_more()
+
+    def _chunk_bytes(self) -> int:
+        """Return the size of the next chunk to ask for.
+
+        While one chunk is encrypted the one before is decrypted: that needs several.
+        """
+        several = max(self._layout.size_bytes // _CHUNKS_AT_LEAST, _UNDIVIDED_BYTES)
+        return min(self._connection.window.chunk_bytes, several)
 
     def _resume(self) -> None:
         """Ask again for what is missing, under the same transfer id, or start over."""
@@ -229,6 +242,7 @@ class Pull(_Transfer):
     def _take(self, message: Message, body: Buffer | None, request: Request) -> None:
         match message:
             case ModelUnchanged() if self._offer is None and message.version == self._have:
+                self._unchanged = True
                 self._end()
                 return
             case ModelOffer() if self._offer is None and body is not None:
@@ -257,7 +271,8 @@ class Pull(_Transfer):
         if len(body) > request.length:
             raise RemoteProtocolError(f"{self._name} sends {len(body)} bytes, more than asked for")
         end = request.offset + len(body)
-        np.copyto(self._buffer[request.offset : end], np.frombuffer(body, np.uint8))
+        if len(body):
+            np.copyto(self._buffer[request.offset : end], np.frombuffer(body, np.uint8))
         if request.offset == self._hashed:  # hashed while it is in the processor's cache
             self._hasher.update(body)
             self._hashed = end
@@ -279,7 +294,7 @@ class Pull(_Transfer):
             if self._again:
                 offset, length = self._again.popleft()
             else:
-                offset, length = self._next, min(window.chunk_bytes, size - self._next)
+                offset, length = self._next, min(self._chunk_bytes(), size - self._next)
                 self._next += length
             message = ChunkRequest(
                 request_id=self._connection.next_id(),

@@ -37,7 +37,8 @@ from protocol.messages import (
 )
 from protocol.tensors import Layout
 from protocol.transport.admission import Admission, Doorkeeper
-from protocol.transport.connection import Connection, State, Surroundings
+from protocol.transport.connection import Connection, State
+from protocol.transport.dial import Surroundings
 from protocol.transport.endpoint import advertised, parse_endpoint
 from protocol.transport.interface import Address, Counters, Listener
 from protocol.transport.pool import BufferPool
@@ -102,7 +103,7 @@ class ZeroMQTransport:
         self.counters = Counters()
         self._key_pair = key_pair
         self._peer_id = key_pair.peer_id
-        self._admission_list = allow_list
+        self._allow_list = allow_list
         self._listen = parse_endpoint(listen, "listen")
         self._advertise = advertise
         advertised(self._listen, advertise, 0)
@@ -139,18 +140,7 @@ class ZeroMQTransport:
         settings = self._settings
         self._loop = asyncio.get_running_loop()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verify")
-        self._context = make_context()
-        self._admission = Admission(self._admission_list, settings.allow_list_interval_s)
-        # The order matters: bound without an answering ZAP handler, a CURVE server admits anyone.
-        self._doorkeeper = Doorkeeper(self._context, self._admission)
-        router = make_listener(self._context, self._key_pair)
-        try:
-            port = await bind(router, self._listen, settings.bind_retry_s)
-        except BaseException:
-            router.close(0)
-            self._doorkeeper.close()
-            self._context.term()
-            raise
+        router, port = await self._bind()
         endpoint = str(advertised(self._listen, self._advertise, port))
         credentials = self._describe(advertise=endpoint)
         self._served = Served(
@@ -179,6 +169,21 @@ class ZeroMQTransport:
         self.set_neighbors(self._addresses)
         return endpoint
 
+    async def _bind(self) -> tuple[zmq.Socket[bytes], int]:
+        """Open the door; return the socket and the real port."""
+        self._context = make_context()
+        self._admission = Admission(self._allow_list, self._settings.allow_list_interval_s)
+        # The order matters: bound without an answering ZAP handler, a CURVE server admits anyone.
+        self._doorkeeper = Doorkeeper(self._context, self._admission)
+        router = make_listener(self._context, self._key_pair)
+        try:
+            return router, await bind(router, self._listen, self._settings.bind_retry_s)
+        except BaseException:
+            router.close(0)
+            self._doorkeeper.close()
+            self._context.term()
+            raise
+
     async def close(self) -> None:
         """Say goodbye, end every transfer and close every socket."""
         if not self._running:
@@ -205,15 +210,15 @@ class ZeroMQTransport:
         Raises:
             ConfigError: An endpoint is malformed, or a key doesn't belong to its peer id.
         """
-        self._addresses = {
-            peer_id: address for peer_id, address in addresses.items() if peer_id != self._peer_id
-        }
-        for peer_id, address in self._addresses.items():
+        for peer_id, address in addresses.items():
             parse_endpoint(address.endpoint, f"the address of {address.name}")
             if peer_id_of(address.public_key) != peer_id:
                 raise ConfigError(
                     f"the public key of {address.name} belongs to another peer than {peer_id}"
                 )
+        self._addresses = {
+            peer_id: address for peer_id, address in addresses.items() if peer_id != self._peer_id
+        }
         if not self._running:
             return
         for peer_id in self._connections.keys() - self._addresses.keys():

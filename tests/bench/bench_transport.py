@@ -26,7 +26,7 @@ from protocol.transport.interface import Address
 from protocol.transport.window import MAX_CHUNK_BYTES
 from protocol.transport.zeromq import ZeroMQTransport
 
-COMMAND = "python tests/bench/bench_transport.py"
+COMMAND = "make bench only=transport"
 SIZES_MB = (0.47, 4, 40)
 WINDOW_CHUNKS = 4
 REPEATS = 31

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bench_swarm
 import bench_transport
 
-SUITES = {"transport": bench_transport.bench, "swarm": bench_swarm.bench}
+SUITES = {"transport": bench_transport.rows, "swarm": bench_swarm.bench}
 
 
 def main(only: str | None) -> int:

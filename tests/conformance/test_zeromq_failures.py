@@ -27,9 +27,10 @@ from helpers_transport import (
     snapshot,
 )
 
-from protocol.errors import BindError, ConfigError, PeerRefused, PeerUnreachable, ProtocolError
+from protocol.errors import BindError, ConfigError, PeerRefused, PeerUnreachable
 from protocol.identity import KeyPair, generate_key_pair
 from protocol.tensors import Layout
+from protocol.transport.dial import Attempt, Reached
 from protocol.transport.interface import Address
 from protocol.transport.settings import TransportSettings
 
@@ -286,26 +287,24 @@ async def test_whoever_comes_back_and_dials_us_is_dialed_at_once(make_swarm: Mak
 
 
 async def test_a_dead_peer_is_logged_once(
-    make_swarm: MakeSwarm, caplog: pytest.LogCaptureFixture
+    make_swarm: MakeSwarm, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm = make_swarm(TransportSettings(redial_min_s=0.01, redial_max_s=0.02))
     one, two = await swarm.add(SMALL), await swarm.add(SMALL)
     introduce(one, two)
     two.transport.publish(snapshot(SMALL))
     await one.transport.fetch(two.peer_id, None, DEADLINE_S)
-    attempts = 0
-    attempt = one.transport._connections[two.peer_id]._attempt
+    attempts, run = asyncio.Semaphore(0), Attempt.run
 
-    async def counted(number: int) -> ProtocolError | None:
-        nonlocal attempts
-        attempts += 1
-        error: ProtocolError | None = await attempt(number)
-        one.listener.neighbors_changed(frozenset())
-        return error
+    async def counted(attempt: Attempt, number: int) -> Reached:
+        attempts.release()
+        return await run(attempt, number)
 
-    one.transport._connections[two.peer_id]._attempt = counted
+    monkeypatch.setattr(Attempt, "run", counted)
     await swarm.kill(two)
-    await one.listener.until(lambda: attempts > 10)
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(10):
+            await attempts.acquire()
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert two.name in warnings[0].getMessage()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -23,8 +23,9 @@ from helpers_transport import (
     snapshot,
 )
 
+from protocol import handshake
 from protocol.codec import MAX_CHUNK_BYTES, MAX_FRAME_BYTES, MAX_HEADER_BYTES, decode, encode
-from protocol.errors import PeerRefused, PeerUnreachable, ProtocolError
+from protocol.errors import PeerRefused, PeerUnreachable, ProtocolError, RemoteProtocolError
 from protocol.handshake import Credentials
 from protocol.identity import AllowList, KeyPair, generate_key_pair
 from protocol.messages import (
@@ -33,9 +34,11 @@ from protocol.messages import (
     ChunkRequest,
     GradientChunk,
     GradientOffer,
+    Hello,
     Message,
     ModelOffer,
     ModelRequest,
+    ModelUnchanged,
     Ping,
     Pong,
     Refusal,
@@ -44,6 +47,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.transport.admission import Admission
+from protocol.transport.interface import Address
 from protocol.transport.settings import TransportSettings
 from protocol.transport.sockets import ZAP_DOMAIN, make_context, make_listener
 from protocol.transport.transfers import digest_of
@@ -367,6 +371,69 @@ async def test_a_flooder_that_reads_nothing_starves_nobody(swarm: ZeroMQSwarm) -
         assert await serves(two, one)
         assert time.monotonic() - began < 5.0
     assert two.transport.counters.replies_dropped > 0
+
+
+def offer_of(request: ModelRequest, data: bytes, **changes: Any) -> ModelOffer:
+    fields: dict[str, Any] = {
+        "request_id": request.request_id,
+        "version": Version(1, 1),
+        "size_bytes": SMALL.size_bytes,
+        "digest": digest_of(data),
+    }
+    return ModelOffer(**{**fields, **changes})
+
+
+DATA = snapshot(SMALL).tensors.buffer.tobytes()
+LIES: dict[str, Callable[[ModelRequest], Sequence[Any]]] = {
+    "garbage": lambda _: [b"garbage", b"more"],
+    "a pong": lambda request: encode(Pong(request_id=request.request_id)),
+    "a chunk": lambda request: encode(
+        Chunk(request_id=request.request_id, transfer_id=request.request_id, offset=0), DATA
+    ),
+    "an unchanged that we haven't": lambda request: encode(
+        ModelUnchanged(request_id=request.request_id, version=Version(9, 9))
+    ),
+    "another size": lambda request: encode(offer_of(request, DATA, size_bytes=2**50), DATA),
+    "another digest": lambda request: encode(offer_of(request, b"other"), DATA),
+    "more than was asked for": lambda request: encode(offer_of(request, DATA), DATA + bytes(64)),
+    "numbers that are not finite": lambda request: encode(
+        offer_of(request, b"\xff" * len(DATA)), b"\xff" * len(DATA)
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+async def test_a_peer_that_answers_nonsense_is_blamed_and_nothing_is_taken(
+    swarm: ZeroMQSwarm, lie: Callable[[ModelRequest], Sequence[Any]]
+) -> None:
+    one, liar = await swarm.add(SMALL), generate_key_pair()
+    faults: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    context = zmq.asyncio.Context()
+    router = context.socket(zmq.ROUTER)
+    router.curve_server = True
+    router.curve_secretkey = liar.secret_key.encode()
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+
+    async def answer() -> None:
+        while True:
+            route, *frames = await router.recv_multipart()
+            message, _ = decode(frames)
+            if isinstance(message, ModelRequest):
+                await router.send_multipart([route, *lie(message)])
+            elif isinstance(message, Hello):
+                welcome = handshake.answer(message, message)
+                await router.send_multipart([route, *encode(welcome)])
+
+    answering = asyncio.ensure_future(answer())
+    address = Address(name="liar", endpoint=f"tcp://127.0.0.1:{port}", public_key=liar.public_key)
+    one.transport.set_neighbors({liar.peer_id: address})
+    with pytest.raises(RemoteProtocolError, match="liar"):
+        await one.transport.fetch(liar.peer_id, None, DEADLINE_S)
+    assert not faults
+    answering.cancel()
+    await asyncio.wait((answering,))
+    context.destroy(linger=0)
 
 
 async def test_peers_of_another_federation_are_refused_by_name(swarm: ZeroMQSwarm) -> None:

@@ -210,3 +210,18 @@ def test_a_slice_of_very_few_examples_works(peers: Peers, number: int):
     assert written["num_test"] == 0
     assert written["accuracy"] is None
     assert "no test examples" in result.stderr
+
+
+def test_peers_with_other_models_refuse_each_other_by_name_and_live_on(peers: Peers):
+    peers.make("alice", "bob", min_round_s=0.02)
+    peers.start("alice")
+    peers.start("bob", "--set", "model=logistic")
+    peers.introduce("alice", "bob")
+    until(lambda: all(round_number(peers, name) >= 10 for name in ("alice", "bob")), "rounds")
+    until(lambda: all("tensor" in peers.log(name) for name in ("alice", "bob")), "the difference")
+    for name, other in (("alice", "bob"), ("bob", "alice")):
+        lines = [line for line in peers.log(name).splitlines() if "tensor" in line]
+        assert all(other in line and "1.bias" in line for line in lines)
+        assert len(lines) <= 2  # once as who asks, once as who answers
+        assert peers.rounds(name)[-1]["neighbors"] == 0
+        assert peers.stop(name) == 0

@@ -103,6 +103,15 @@ def test_a_file_that_is_no_key_is_left_out_and_named(tmp_path: Path) -> None:
     assert "bad.pub" in allowed.faults[0]
 
 
+def test_a_dangling_link_in_the_directory_hides_nobody(tmp_path: Path) -> None:
+    one = generate_key_pair()
+    (tmp_path / "gone.pub").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "one.pub").write_text(one.public_key)
+    allowed = AllowList(tmp_path)
+    assert one.public_key in allowed
+    assert "gone.pub" in allowed.faults[0]
+
+
 def test_an_allow_list_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="make the directory"):
         AllowList(tmp_path / "none")

@@ -360,7 +360,7 @@ def test_an_offer_of_the_wrong_size_allocates_nothing(size: int) -> None:
     desk.greet()
     answer = desk.ask(desk.offer(7, b"", size_bytes=size), b"")
     assert code_of(answer) == RefusalCode.MALFORMED
-    assert desk.served._receive_bytes == 0
+    assert desk.served._inbox.held_bytes == 0
 
 
 def test_bytes_beyond_the_end_are_refused() -> None:
@@ -376,7 +376,7 @@ def test_one_peer_holds_a_bounded_number_of_gradients_and_its_oldest_goes() -> N
     desk.greet()
     for transfer_id in range(6):
         desk.ask(desk.offer(transfer_id, b""), b"")
-    assert desk.served._receive_bytes == 3 * SMALL.gradient.size_bytes
+    assert desk.served._inbox.held_bytes == 3 * SMALL.gradient.size_bytes
     chunk = GradientChunk(request_id=9, transfer_id=0, offset=0)
     assert code_of(desk.ask(chunk, b"x")) == RefusalCode.NO_TRANSFER
 
@@ -391,7 +391,7 @@ def test_memory_for_gradients_is_bounded_and_given_back() -> None:
     assert code_of(desk.ask(desk.offer(1, b""), b"", PeerId("c" * 32))) == RefusalCode.BUSY
     desk.time += 31
     desk.served.sweep()
-    assert desk.served._receive_bytes == 0
+    assert desk.served._inbox.held_bytes == 0
 
 
 def test_another_layout_is_refused_and_both_sides_can_name_the_difference() -> None:
