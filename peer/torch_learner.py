@@ -69,6 +69,8 @@ class TorchLearner:
         measured = split.holdout if measure_on == "holdout" and len(split.holdout) else split.train
         self._measured = self._on_device(measured)
         self._fit = self._on_device(split.fit)
+        self._epoch = -1
+        self._order: torch.Tensor
         trainable = {name for name, p in module.named_parameters() if p.requires_grad}
         tensors = _exchanged(module)
         self.layout = Layout(
@@ -181,8 +183,10 @@ class TorchLearner:
         inputs, labels = self._fit
         size = min(self._settings.batch_size, len(labels))
         epoch, position = divmod(round_number, len(labels) // size)
-        order = np.random.default_rng((self._seed, epoch)).permutation(len(labels))
-        chosen = torch.from_numpy(order[position * size : (position + 1) * size]).to(self._device)
+        if epoch != self._epoch:
+            order = np.random.default_rng((self._seed, epoch)).permutation(len(labels))
+            self._epoch, self._order = epoch, torch.from_numpy(order).to(self._device)
+        chosen = self._order[position * size : (position + 1) * size]
         return inputs[chosen], labels[chosen]
 
     @contextmanager
@@ -195,7 +199,8 @@ class TorchLearner:
     def _new_optimizer(self) -> torch.optim.Optimizer:
         parameters = list(self._owned.values())
         if self._settings.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=self._settings.learning_rate)
+            # Fused: one pass over each tensor instead of a dozen; a third of a step's time.
+            return torch.optim.Adam(parameters, lr=self._settings.learning_rate, fused=True)
         return torch.optim.SGD(parameters, lr=self._settings.learning_rate)
 
     def _on_device(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgpack
 import msgspec
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -31,7 +32,6 @@ _DECODERS = {
     prefix: (message_type, msgspec.msgpack.Decoder(message_type), 2 + (message_type in WITH_BODY))
     for message_type, prefix in _PREFIXES.items()
 }
-_encode_header = msgspec.msgpack.Encoder().encode
 
 
 def encode(message: Message, body: Buffer | None = None) -> tuple[Buffer, ...]:
@@ -43,7 +43,7 @@ def encode(message: Message, body: Buffer | None = None) -> tuple[Buffer, ...]:
     message_type = type(message)
     if (body is not None) != (message_type in WITH_BODY):
         raise LocalProtocolError(f"{message_type.__name__}: wrong number of frames")
-    header = _encode_header(message)
+    header = msgpack.packb(msgspec.to_builtins(message))
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(f"{message_type.__name__}: a header of {len(header)} bytes")
     if body is None:

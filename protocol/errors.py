@@ -100,10 +100,15 @@ class PeerRefused(RemoteProtocolError):
 
     Attributes:
         code: A member of `protocol.messages.RefusalCode`.
+        text: Why, for people.
         retry_after_s: When it makes sense to ask again, in seconds.
     """
 
     def __init__(self, code: str, text: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(f"{code}: {text}")
+        super().__init__(code, text, retry_after_s)
         self.code = code
+        self.text = text
         self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.text}"

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,11 @@ class Layout:
     def index(self) -> Mapping[str, int]:
         """Position of each tensor in `specs` by its name."""
         return {spec.name: position for position, spec in enumerate(self.specs)}
+
+    @cached_property
+    def is_f32(self) -> bool:
+        """Whether every tensor is f32, so that a blob is one vector with zeros in its gaps."""
+        return all(spec.dtype == "f32" for spec in self.specs)
 
     @cached_property
     def gradient(self) -> Layout:
@@ -262,7 +268,7 @@ class Tensors(Mapping[str, Array]):
         Raises:
             LocalProtocolError: Some tensor isn't f32.
         """
-        if any(spec.dtype != "f32" for spec in self.layout.specs):
+        if not self.layout.is_f32:
             raise LocalProtocolError("only tensors that are all f32 can be viewed as one vector")
         return self.buffer.view(np.float32)
 
@@ -272,13 +278,25 @@ class Tensors(Mapping[str, Array]):
         Raises:
             RemoteProtocolError: It names the first tensor at fault.
         """
-        ends = (*self.layout.offsets[1:], self.layout.size_bytes)
-        for spec, offset, end in zip(self.layout.specs, self.layout.offsets, ends, strict=True):
-            if self.buffer[offset + spec.size_bytes : end].any():
+        layout = self.layout
+        ends = (*layout.offsets, layout.size_bytes)[1:]
+        for spec, offset, end in zip(layout.specs, layout.offsets, ends, strict=True):
+            used = offset + spec.size_bytes
+            if used < end and self.buffer[used:end].any():
                 raise RemoteProtocolError(f"tensor {spec.name!r} is followed by stray bytes")
+        if layout.is_f32 and _is_finite(self.flat_f32()):
+            return  # one pass over the whole blob instead of one for each tensor
+        for spec in layout.specs:
             fault = _fault_of(self[spec.name], spec.dtype)
             if fault:
                 raise RemoteProtocolError(f"tensor {spec.name!r} {fault}")
+
+
+def _is_finite(array: npt.NDArray[Any]) -> bool:
+    """One pass that allocates nothing; it overflows only for huge values, then look again."""
+    flat = array.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
 
 
 def _fault_of(array: Array, dtype: str) -> str:
@@ -287,10 +305,7 @@ def _fault_of(array: Array, dtype: str) -> str:
     if dtype == "bf16":  # all exponent bits set: infinite or not a number
         finite = not bool(((array.view(np.uint16) & 0x7F80) == 0x7F80).any())
     elif dtype in ("f32", "f64"):
-        # One pass that allocates nothing; it overflows only for huge values, then look again.
-        flat = array.reshape(-1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            finite = bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
+        finite = _is_finite(array)
     elif dtype == "f16":
         finite = bool(np.isfinite(array).all())
     elif dtype == "bool" and bool((array.view(np.uint8) > 1).any()):

@@ -38,6 +38,7 @@ class Port:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
+        self._draining = False
         self.closed = False
         self._loop.add_reader(socket.fileno(), self._kick)
         self._kick_soon()
@@ -71,16 +72,18 @@ class Port:
             self._socket.close(linger_ms)
 
     def _kick_soon(self) -> None:
-        if not self._scheduled:
+        if not self._scheduled and not self._draining:
             self._scheduled = True
             self._loop.call_soon(self._kick)
 
     def _kick(self) -> None:
         self._scheduled = False
+        self._draining = True  # it looks again after every message, and so after every send
         drained = False
         try:
             drained = self.closed or self._drain()
         finally:
+            self._draining = False
             if not drained and not self.closed:
                 self._kick_soon()
 
@@ -91,8 +94,7 @@ class Port:
             # Asking first is cheaper than an exception from receiving in vain.
             events = int(self._socket.get(_EVENTS))
             if not events & _POLLIN:
-                self._on_writable(bool(events & _POLLOUT))
-                return True
+                return not self._link_changed(bool(events & _POLLOUT))
             frame = self._socket.recv(_NOBLOCK, copy=False)
             frames = [frame]
             while frame.more:
@@ -105,8 +107,9 @@ class Port:
                 return False
         return False
 
-    def _on_writable(self, writable: bool) -> None:
-        """Take note of whether the socket can send; told after everything was received."""
+    def _link_changed(self, writable: bool) -> bool:
+        """Take note of whether the socket can send; return whether it must be looked at again."""
+        return False
 
 
 class DialedPort(Port):
@@ -140,13 +143,14 @@ class DialedPort(Port):
             return True
         return super().send(frames)
 
-    def _on_writable(self, writable: bool) -> None:
+    def _link_changed(self, writable: bool) -> bool:
         # With IMMEDIATE and no high-water mark, a DEALER is writable exactly while connected.
         if writable == self.connected:
-            return
+            return False
         self.connected = writable
         if writable:
             while self._outbox and super().send(self._outbox[0]):
                 self._outbox.popleft()
         else:
             self._on_lost()
+        return True

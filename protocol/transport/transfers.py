@@ -38,8 +38,6 @@ Work = Callable[[int, Callable[[], str | None]], Awaitable[str | None]]
 """Does work on so many bytes, in a worker thread when they are many."""
 
 
-_CHUNKS_AT_LEAST = 8
-_UNDIVIDED_BYTES = 512 * 1024
 # A peer that loses every transfer must not keep us busy for ever.
 _MAX_RESUMED = 5
 
@@ -207,20 +205,20 @@ class Pull(_Transfer):
         self._again.clear()
         self._restart()
         self._transfer_id = self._connection.next_id()
-        self._next = min(self._chunk_bytes(), self._layout.size_bytes)
+        self._next = self._first_bytes()
         message = ModelRequest(
             request_id=self._transfer_id, have=self._have, accept_bytes=self._next
         )
         self._send(message, 0, self._next)
         self._ask_more()
 
-    def _chunk_bytes(self) -> int:
-        """Return the size of the next chunk to ask for.
+    def _first_bytes(self) -> int:
+        """Return how much to ask for together with the offer: all, if it fits one chunk.
 
-        While one chunk is encrypted the one before is decrypted: that needs several.
+        Else a small piece: the sooner it is through, the sooner we decrypt while they encrypt.
         """
-        several = max(self._layout.size_bytes // _CHUNKS_AT_LEAST, _UNDIVIDED_BYTES)
-        return min(self._connection.window.chunk_bytes, several)
+        chunk, size = self._connection.window.chunk_bytes, self._layout.size_bytes
+        return size if size <= chunk else chunk // 4
 
     def _resume(self) -> None:
         """Ask again for what is missing, under the same transfer id, or start over."""
@@ -294,7 +292,7 @@ class Pull(_Transfer):
             if self._again:
                 offset, length = self._again.popleft()
             else:
-                offset, length = self._next, min(self._chunk_bytes(), size - self._next)
+                offset, length = self._next, min(window.chunk_bytes, size - self._next)
                 self._next += length
             message = ChunkRequest(
                 request_id=self._connection.next_id(),
