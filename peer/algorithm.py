@@ -52,7 +52,8 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     defended: bool = True
     """Whether to clip remote gradients to the own norm and refuse opposed ones. Paper: false."""
     min_gradient_weight: Fraction = 0.05
-    """Gradients of a smaller collaboration weight are not made. Paper: 0."""
+    """Gradients of a smaller collaboration weight are not made: Adam would make vanishing ones full
+    steps. The paper names no bound."""
     min_prediction_weight: Fraction = 0.01
     """Models of a smaller weight are left out of the mixture, and not kept."""
     staleness: Natural = 5
@@ -62,7 +63,8 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     survey: Natural = 16
     """Most peers that a newcomer measures in its first round, to find its friends at once."""
     adopt_after: Natural = 10
-    """A newcomer starts from the best measured model that is at least this many rounds old."""
+    """A newcomer starts from the best measured model that is at least this many rounds old; with 0
+    it never does, as in the paper."""
 
 
 PROFILES: Mapping[str, Mapping[str, Any]] = {
@@ -74,6 +76,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         "anchor": False,
         "defended": False,
         "survey": 0,
+        "adopt_after": 0,
     },
 }
 

@@ -45,10 +45,12 @@ class Checkpoint:
     Attributes:
         core: The algorithm's state between two rounds, the own model in it.
         optimizer: The optimizer's arrays, f32.
+        totals: What the peer spent so far: `bytes_sent`, `bytes_received` and `seconds`.
     """
 
     core: PeerSnapshot
     optimizer: Mapping[str, npt.NDArray[np.float32]]
+    totals: Mapping[str, float]
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
@@ -74,6 +76,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
             for peer_id, kept in core.kept.items()
         },
         "rng_state": core.rng_state,
+        "totals": dict(checkpoint.totals),
     }
     partial = path.with_name(path.name + ".partial")
     try:
@@ -136,7 +139,7 @@ def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) 
         for key, entry in entries.items()
         if key.startswith(prefix)
     }
-    return Checkpoint(core, optimizer)
+    return Checkpoint(core, optimizer, metadata["totals"])
 
 
 def _specs_of(arrays: Mapping[str, tuple[str, Array]]) -> dict[str, safetensors.TensorSpec]:

@@ -80,6 +80,10 @@ def set_up_logging() -> None:
     )
 
 
+FILE_ERROR = 10
+"""Exit code for files and system limits: no permission, no space, too many open files."""
+
+
 def report_errors(command: Callable[[], int], *, debug: bool = False) -> int:
     """Run a command; print an error that a user can act on as one line, and return its exit code.
 
@@ -101,6 +105,12 @@ def report_errors(command: Callable[[], int], *, debug: bool = False) -> int:
     except BrokenPipeError:  # the reader of our output is gone
         sys.stderr.close()
         return 141
+    except OSError as error:
+        if debug:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"coterie: {place}{error.strerror or error}", file=sys.stderr)  # noqa: T201
+        return FILE_ERROR
 
 
 def main() -> int:

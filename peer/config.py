@@ -14,6 +14,7 @@ from peer.algorithm import PROFILES, AlgorithmSettings, Natural, Positive
 from peer.learner import TrainingSettings
 from protocol.errors import ConfigError
 
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -32,9 +33,9 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Number of classes in the whole federation; 0 takes the data set's."""
     model: str
     """`logistic`, `mlp`, `cnn`, or your own `package.module:function`."""
-    model_seed: Natural = 0
+    model_seed: Seed = 0
     """Seed of the initial parameters, which must be the same at all peers of a federation."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Seed of everything else: who is sampled, the split, the batches."""
     import_paths: list[str] = []
     """Folders to look in for your own modules, beside the one of the config file."""
@@ -129,8 +130,15 @@ def build_settings(tree: dict[str, Any], settings_type: type[SettingsT], where: 
 
 
 def resolve(base: Path, path: str) -> Path:
-    """Return a path of a config file, relative to that file's folder."""
-    return (base / Path(path).expanduser()).resolve()
+    """Return a path of a config file, relative to that file's folder.
+
+    Raises:
+        ConfigError: It can't be a path.
+    """
+    try:
+        return (base / Path(path).expanduser()).resolve()
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"{path!r} is no path: {error}") from error
 
 
 def _override(tree: dict[str, Any], override: str) -> None:

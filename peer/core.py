@@ -305,7 +305,7 @@ class PeerCore:
 
     def _best_to_adopt(self) -> PeerId | None:
         """The peer from whose model a newcomer should start, if any is old and good enough."""
-        if not self._newcomer or self._round_number > 0:
+        if not self._newcomer or self._round_number > 0 or self._settings.adopt_after == 0:
             return None
         own = self._losses.get(self._peer_id, float("inf"))
         candidates = [

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -84,6 +85,8 @@ class Daemon:
         finished: Set after the last round; the daemon keeps serving.
         stopped: Set when nothing more will happen.
         neighbors: The reachable peers.
+        in_step: Whether the optimizer has taken the steps that the core knows of, and no others;
+            false only after a step that failed.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Daemon:
         self.finished = asyncio.Event()
         self.stopped = asyncio.Event()
         self.neighbors: frozenset[PeerId] = frozenset()
+        self.in_step = True
         self._transport: Transport
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()
@@ -257,10 +261,10 @@ class Daemon:
             while (update := self._outgoing[peer_id]) is not None:
                 self._outgoing[peer_id] = None
                 began = time.monotonic()
-                await self._transport.push(peer_id, update, self._push_timeout_s)
+                # A lost gradient is not sent again: there is a newer one, or soon will be.
+                with suppress(PeerUnreachable, RemoteProtocolError):
+                    await self._transport.push(peer_id, update, self._push_timeout_s)
                 self._seconds["push"] += time.monotonic() - began
-        except (PeerUnreachable, RemoteProtocolError):
-            pass  # a lost gradient is not sent again: the next round makes a newer one
         finally:
             del self._outgoing[peer_id]
 
@@ -309,12 +313,18 @@ class Daemon:
         return deliver
 
     def _step(self, effect: Step | Adopt) -> Callable[[], None]:
+        self.in_step = False
         with _Stopwatch(self._seconds, "step"):
             if isinstance(effect, Step):
                 model = self._learner.step(effect.gradient)
             else:
                 model = self._learner.adopt(effect.model)
-        return lambda: self._feed(Stepped(effect.round_number, model))
+
+        def deliver() -> None:
+            self._feed(Stepped(effect.round_number, model))
+            self.in_step = True
+
+        return deliver
 
     def _finish_round(self, finished: RoundFinished) -> None:
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from peer.algorithm import mix_predictions
 from peer.data import Examples
@@ -39,10 +39,18 @@ def evaluate(
     }
 
 
-def train_alone(learner: Learner, rounds: int) -> Tensors:
-    """Train local-only: as many gradient steps as rounds, without anybody else."""
+def train_alone(
+    learner: Learner, rounds: int, wanted: Callable[[], bool] = lambda: True
+) -> Tensors | None:
+    """Train local-only: as many gradient steps as rounds, without anybody else.
+
+    Returns:
+        The model, or None as soon as it isn't `wanted` any more.
+    """
     model = learner.parameters()
     for round_number in range(rounds):
+        if not wanted():
+            return None
         gradient = learner.differentiate(model, round_number, own=True)
         model = learner.step(gradient.tensors)
     return model

@@ -1,13 +1,16 @@
-"""Write a file whole or not at all."""
+"""Write a file whole or not at all, and hold a folder for one process alone."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from protocol.errors import CoterieError
 
 
 @contextmanager
@@ -33,3 +36,24 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path, holder: str) -> Iterator[None]:
+    """Hold a folder until the block ends, or this process does, however it does.
+
+    Args:
+        folder: An existing folder; a file `lock` is made in it.
+        holder: Who holds it when we can't have it, for the message.
+
+    Raises:
+        CoterieError: Another process holds it.
+    """
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CoterieError(
+                f"{folder} is in use by {holder}: stop that one first, or use another folder"
+            ) from error
+        yield

@@ -20,7 +20,7 @@ from protocol.errors import CoterieError, DataError
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _MESSAGE_CHARACTERS = 300
 _NOT_THE_USERS = (
-    __file__,
+    str(Path(__file__).parent),
     "<frozen",
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
 )
@@ -52,7 +52,7 @@ def load_hook(
     if not is_hook(reference):
         raise error(f"{reference!r} is no reference: write it as package.module:function")
     module_name, _, name = reference.partition(":")
-    with _on_path(import_paths, error), _ForeignCode(f"importing {module_name}", error):
+    with _on_path(import_paths, error), ForeignCode(f"importing {module_name}", error):
         module = _import(module_name, import_paths, error)
         function = getattr(module, name, None)
     if not callable(function):
@@ -60,7 +60,7 @@ def load_hook(
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> object:
-        with _on_path(import_paths, error), _ForeignCode(reference, error):
+        with _on_path(import_paths, error), ForeignCode(reference, error):
             return function(*args, **kwargs)
 
     return call
@@ -107,7 +107,7 @@ def _on_path(import_paths: Sequence[Path], error: type[CoterieError]) -> Iterato
                 sys.path.remove(text)
 
 
-class _ForeignCode:
+class ForeignCode:
     """Tell in one line what the user's own code raised, and in which of its lines.
 
     That code may raise anything at all, so unlike our own it can't be met with named exceptions.

@@ -53,7 +53,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Step size. Paper: 0.01."""
     batch_size: Annotated[int, msgspec.Meta(ge=1)] = 32
     """Examples in a batch; fewer when a peer has fewer."""
-    threads: Annotated[int, msgspec.Meta(ge=1)] = 1
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     """Threads of torch's arithmetic; 1 is best where many peers share a machine."""
     device: str = "cpu"
     """Where torch computes: `cpu`, or `cuda` as in `torch.device`."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import fcntl
 import hashlib
 import logging
 import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,13 @@ from peer.daemon import Daemon, RoundReport
 from peer.data import Split, split
 from peer.evaluate import evaluate, train_alone
 from peer.events import RoundFinished
-from peer.files import replacing
+from peer.files import locked, replacing
 from peer.models import build_model
 from peer.record import Recorder, write_json
 from peer.sources import load_source
 from peer.torch_learner import TorchLearner
 from protocol.discovery.static import StaticDiscovery, check_endpoint
-from protocol.errors import CoterieError
+from protocol.errors import CheckpointError, ConfigError, CoterieError
 from protocol.identity import AllowList, read_key_pair
 from protocol.messages import PeerId
 from protocol.transport.zeromq import ZeroMQTransport
@@ -53,7 +52,8 @@ class RunOptions:
     """What the command line or the launcher adds to a peer's settings.
 
     Attributes:
-        ready_file: Where to write the connection facts once the peer listens.
+        ready_file: Where to write the connection facts, too, once the peer listens; they are
+            always in the state folder's `ready.json`.
         lifeline: A descriptor that becomes readable when whoever started the peer is gone.
         keep_serving: Whether to go on serving after the last round, until told to stop.
     """
@@ -76,7 +76,11 @@ def run_peer(settings: PeerSettings, base: Path, options: RunOptions) -> None:
     """
     torch.set_num_threads(settings.training.threads)
     state = resolve(base, settings.state or f"state/{settings.name}")
-    with _locked(state):
+    state.mkdir(parents=True, exist_ok=True)
+    with locked(state, "another running peer"):
+        for stale in (state / READY_FILE, options.ready_file):
+            if stale is not None:
+                stale.unlink(missing_ok=True)
         peer = _Peer(settings, base, state, options)
         try:
             asyncio.run(peer.run())
@@ -146,6 +150,8 @@ class _Peer:
         )
         self._names: dict[PeerId, str] = {self._keys.peer_id: settings.name}
         self.recorder = Recorder(state / RECORD_FILE, self._names)
+        self._before = restored.totals if restored else {}
+        self._stopping = asyncio.Event()
         self._began = time.monotonic()
         self._checkpointed = self._began
         self._told = self._began
@@ -176,65 +182,86 @@ class _Peer:
             task=self._learner.task,
             listener=self._daemon,
         )
-        stop = asyncio.Event()
-        with _stop_signals(stop, self._options.lifeline):
+        with _stop_signals(self._stopping, self._options.lifeline):
             endpoint = await self._transport.start()
             self._transport.publish(self._core.model)
             try:
                 self._tell_ready(endpoint)
-                await self._live(stop)
+                await self._live()
             finally:
                 await self._transport.close()
 
-    async def _live(self, stop: asyncio.Event) -> None:
+    async def _live(self) -> None:
         """Learn among the neighbors until done or stopped; leave a checkpoint behind."""
-        known = asyncio.Event()
+        stop, known = self._stopping, asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             helpers = [
                 tasks.create_task(self._follow_addresses(known), name="addresses"),
-                tasks.create_task(self._stop_when(stop), name="stop"),
-                tasks.create_task(self._finish(stop), name="finish"),
+                tasks.create_task(self._stop_daemon(), name="stop"),
+                tasks.create_task(self._finish(), name="finish"),
             ]
             starting = tasks.create_task(known.wait(), name="starting")
             stopping = tasks.create_task(stop.wait(), name="stopping")
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
-                await self._daemon.run(self._transport)
-                self._save(self._core.snapshot())
+                await self._run_daemon()
             for task in (*helpers, starting, stopping):
                 task.cancel()
         logger.info("stopped after round %d", self._core.round_number)
 
+    async def _run_daemon(self) -> None:
+        """Run the daemon and save where it ended, also when it ended by an error."""
+        try:
+            await self._daemon.run(self._transport)
+        except BaseException:
+            if self._daemon.in_step:
+                with suppress(CheckpointError):  # the error that ended it is the one to report
+                    self._save(self._core.snapshot())
+            raise
+        self._save(self._core.snapshot())
+
     async def _follow_addresses(self, known: asyncio.Event) -> None:
         async for addresses in self._discovery.watch():
-            self._names.update({peer_id: each.name for peer_id, each in addresses.items()})
+            names = {peer_id: each.name for peer_id, each in addresses.items()}
+            if self._settings.name in names.values():
+                raise ConfigError(
+                    f"this peer and a neighbor are both named {self._settings.name!r}: rename one"
+                )
+            self._names.update(names)
             self._transport.set_neighbors(addresses)
             known.set()
 
-    async def _stop_when(self, stop: asyncio.Event) -> None:
-        await stop.wait()
+    async def _stop_daemon(self) -> None:
+        await self._stopping.wait()
         self._daemon.stop()
 
-    async def _finish(self, stop: asyncio.Event) -> None:
-        """After the last round, evaluate and write the result; then serve on, or stop."""
+    async def _finish(self) -> None:
+        """After the last round, save, evaluate and write the result; then serve on, or stop."""
         await self._daemon.finished.wait()
+        await self._daemon.call(lambda: self._save(self._core.snapshot()))
         result = await self._daemon.call(self._evaluate)
+        if self._stopping.is_set():
+            return  # stopped in the middle: the same command evaluates anew
         write_json(self._state / RESULT_FILE, result)
         logger.info("finished: accuracy %s on %d test examples", *_summary(result))
         if not self._options.keep_serving:
-            stop.set()
+            self._stopping.set()
 
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate on the test examples, in the learner's thread."""
         local = None
         if self._settings.local_baseline:
             alone = Split(fit=self._split.train, holdout=self._split.holdout, test=self._split.test)
-            local = train_alone(self._new_learner(alone), self._core.round_number)
+            local = train_alone(
+                self._new_learner(alone),
+                self._core.round_number,
+                wanted=lambda: not self._stopping.is_set(),
+            )
         mixture, weights = self._core.mixture(), self._core.prediction_weights()
         accuracies = evaluate(
             self._learner, self._split.test, mixture, weights, self._core.model.tensors, local
         )
-        counters = self._transport.counters
+        totals = self._totals()
         return {
             "name": self._settings.name,
             "rounds": self._core.round_number,
@@ -242,20 +269,27 @@ class _Peer:
             "num_test": len(self._split.test),
             **accuracies,
             "weights": self.recorder.named(weights),
+            **totals,
+        }
+
+    def _totals(self) -> dict[str, float]:
+        """What this peer spent so far, before it was last started included."""
+        counters = self._transport.counters
+        now = {
             "bytes_sent": counters.bytes_sent,
             "bytes_received": counters.bytes_received,
             "seconds": round(time.monotonic() - self._began, 3),
         }
+        return {key: self._before.get(key, 0) + value for key, value in now.items()}
 
     def _round_finished(self, report: RoundReport) -> None:
         now = time.monotonic()
         self.recorder.round_finished(
             report.finished,
             own=self._keys.peer_id,
-            time_s=now - self._began,
             validation_accuracy=report.validation_accuracy,
             num_neighbors=len(self._daemon.neighbors),
-            counters=self._transport.counters,
+            totals=self._totals(),
             seconds=report.seconds,
             work=report.work,
         )
@@ -341,7 +375,7 @@ class _Peer:
         return checkpoint
 
     def _save(self, core: PeerSnapshot) -> None:
-        checkpoint = Checkpoint(core, self._learner.optimizer_state())
+        checkpoint = Checkpoint(core, self._learner.optimizer_state(), self._totals())
         save_checkpoint(self._checkpoint_path, checkpoint, self._learner.task)
 
     def _tell_ready(self, endpoint: str) -> None:
@@ -354,6 +388,7 @@ class _Peer:
             "pid": os.getpid(),
         }
         logger.info("%s listens on %s", self._settings.name, endpoint)
+        write_json(self._state / READY_FILE, facts)
         if self._options.ready_file is not None:
             write_json(self._options.ready_file, facts)
 
@@ -401,20 +436,6 @@ def _stop_signals(stop: asyncio.Event, lifeline: int | None) -> Iterator[None]:
             loop.remove_reader(lifeline)
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-@contextmanager
-def _locked(state: Path) -> Iterator[None]:
-    """Make the state folder and hold it for this process alone."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CoterieError(
-                f"{state} is in use by another running peer: stop that one, or set another `state`"
-            ) from error
-        yield
 
 
 def _next_incarnation(path: Path) -> int:

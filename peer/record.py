@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from peer.events import RoundFinished
 from peer.files import replacing
 from protocol.messages import PeerId
-from protocol.transport.interface import Counters
 
 PHASES = ("fetch", "measure", "differentiate", "push", "step")
 """What a round's seconds are broken down into; `fetch` and `push` overlap with the others."""
@@ -22,12 +22,12 @@ WORK = ("measured", "differentiated")
 class Recorder:
     """Writes `record.jsonl`, each line whole and flushed.
 
-    A line holds: `round`; `time_s` since the start of this process; `loss`, the own model's loss
-    average; `losses` and `weights` (the mixture's) by peer name; `validation_accuracy` of the
-    mixture on the measuring examples; `sampled`; `neighbors`, how many are reachable;
-    `bytes_sent` and `bytes_received` since the start; `seconds` by phase and in `total`; `work`,
-    how many models were measured and differentiated; `gradients` of others, applied or refused by
-    reason.
+    A line holds: `round`; `time_s`, the seconds that the peer has run so far; `loss`, the own
+    model's loss average; `losses` and `weights` (the mixture's) by peer name;
+    `validation_accuracy` of the mixture on the measuring examples; `sampled`; `neighbors`, how
+    many are reachable; `bytes_sent` and `bytes_received` so far; `seconds` by phase and in
+    `total`; `work`, how many models were measured and differentiated; `gradients` of others,
+    applied or refused by reason.
 
     Args:
         path: The file; an existing one is appended to.
@@ -45,25 +45,24 @@ class Recorder:
         finished: RoundFinished,
         *,
         own: PeerId,
-        time_s: float,
         validation_accuracy: float | None,
         num_neighbors: int,
-        counters: Counters,
+        totals: Mapping[str, float],
         seconds: Mapping[str, float],
         work: Mapping[str, int],
     ) -> None:
         """Write the line of one round."""
         line = {
             "round": finished.round_number,
-            "time_s": round(time_s, 4),
+            "time_s": round(totals["seconds"], 4),
             "loss": finished.loss_averages.get(own),
             "losses": self.named(finished.loss_averages),
             "weights": self.named(finished.prediction_weights),
             "validation_accuracy": validation_accuracy,
             "sampled": [self.name_of(peer_id) for peer_id in finished.sampled],
             "neighbors": num_neighbors,
-            "bytes_sent": counters.bytes_sent,
-            "bytes_received": counters.bytes_received,
+            "bytes_sent": totals["bytes_sent"],
+            "bytes_received": totals["bytes_received"],
             "seconds": {phase: round(value, 5) for phase, value in seconds.items()},
             "work": dict(work),
             "gradients": dict(finished.verdicts),
@@ -80,8 +79,9 @@ class Recorder:
         return {self.name_of(peer_id): round(value, 6) for peer_id, value in values.items()}
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; a line that could not be written was reported when it was."""
+        with suppress(OSError):
+            self._file.close()
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

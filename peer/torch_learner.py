@@ -11,8 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from peer.data import Examples, Split
+from peer.hooks import ForeignCode
 from peer.learner import Gradient, Measurement, Probabilities, TrainingSettings
 from protocol.errors import CheckpointError, ModelError
 from protocol.tensors import Layout, Tensors, TensorSpec, allocate
@@ -73,6 +75,12 @@ class TorchLearner:
         self._order: torch.Tensor
         trainable = {name for name, p in module.named_parameters() if p.requires_grad}
         tensors = _exchanged(module)
+        for name, tensor in tensors.items():
+            if is_lazy(tensor):
+                raise ModelError(
+                    f"the shape of {name!r} isn't known yet: give the model its sizes, or run it "
+                    "on one batch before returning it"
+                )
         self.layout = Layout(
             TensorSpec(name, _dtype_of(name, tensor), tuple(tensor.shape), name in trainable)
             for name, tensor in tensors.items()
@@ -112,8 +120,12 @@ class TorchLearner:
         inputs, labels = self._batch(round_number)
         self._work.load(model)
         self._module.train()
-        with self._randomness(round_number), _without_batch_statistics(self._module, len(labels)):
-            loss = functional.cross_entropy(self._module(inputs).float(), labels)
+        with (
+            self._randomness(round_number),
+            _without_batch_statistics(self._module, len(labels)),
+            _named_failure(inputs),
+        ):
+            loss = functional.cross_entropy(self._logits(inputs), labels)
             gradients = torch.autograd.grad(loss, list(self._trainable.values()), allow_unused=True)
         result = Tensors.zeros(self.layout.gradient)
         for target, gradient in zip(result.values(), gradients, strict=True):
@@ -173,10 +185,16 @@ class TorchLearner:
 
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self._module.eval()
-        with torch.inference_mode():
-            return torch.cat(
-                [self._module(part).float() for part in torch.split(inputs, _PREDICT_BATCH)]
+        with torch.inference_mode(), _named_failure(inputs):
+            return torch.cat([self._logits(part) for part in torch.split(inputs, _PREDICT_BATCH)])
+
+    def _logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = self._module(inputs)
+        if not isinstance(output, torch.Tensor):
+            raise ModelError(
+                f"the model returned a {type(output).__name__}: it must return a tensor of logits"
             )
+        return output.float()
 
     def _batch(self, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The round's batch: epochs of shuffled full batches, a last smaller one left out."""
@@ -217,19 +235,14 @@ class TorchLearner:
                 "labels count from 0; set classes to the number of classes of the whole federation"
             )
         model = self.parameters()
-        try:
-            self._work.load(model)
-            logits = self._forward(self._fit[0][:2])
-            if logits.shape != (min(2, len(labels)), num_classes):
-                raise ModelError(
-                    f"the model maps {min(2, len(labels))} inputs of shape {shape} to "
-                    f"{tuple(logits.shape)}; it must return logits of shape (n, {num_classes})"
-                )
-            gradient = self.differentiate(model, 0, own=False)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        self._work.load(model)
+        logits = self._forward(self._fit[0][:2])
+        if logits.shape != (min(2, len(labels)), num_classes):
             raise ModelError(
-                f"the model fails on a batch of inputs of shape {shape}: {error}"
-            ) from error
+                f"the model maps {min(2, len(labels))} inputs of shape {shape} to "
+                f"{tuple(logits.shape)}; it must return logits of shape (n, {num_classes})"
+            )
+        gradient = self.differentiate(model, 0, own=False)
         if not np.isfinite(gradient.loss):
             raise ModelError(
                 f"the model's loss on its first batch is {gradient.loss}: "
@@ -296,11 +309,16 @@ def _to_numpy(tensor: torch.Tensor) -> npt.NDArray[np.float32]:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ModelError(f"training.device {name!r} can't be used here: {reason}") from error
     return device
+
+
+def _named_failure(inputs: torch.Tensor) -> ForeignCode:
+    """What the user's module raises becomes a `ModelError` that says on what."""
+    return ForeignCode(f"the model, given inputs of shape {tuple(inputs.shape)},", ModelError)
 
 
 @contextmanager

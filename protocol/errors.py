@@ -17,7 +17,9 @@
         └── RemoteProtocolError     the other side broke the protocol
             └── PeerRefused         the other side said no, with a code and a reason
 
-A stop by Ctrl-C exits with 130, a usage error with 2, an unforeseen error with 1 and a traceback.
+An error of files or system limits (no permission, no space, too many open files) exits with 10, a
+usage error with 2, a swarm stopped by Ctrl-C with 130, an unforeseen error with 1 and a traceback.
+A peer that was asked to stop, by Ctrl-C too, has done what it should and exits with 0.
 """
 
 from __future__ import annotations

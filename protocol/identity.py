@@ -55,6 +55,9 @@ def write_key_pair(pair: KeyPair, secret_path: Path, public_path: Path) -> None:
     Raises:
         IdentityError: A file is there already, or can't be written.
     """
+    for path in (secret_path, public_path):  # both first, so that no half of a pair is left
+        if path.exists():
+            raise _exists(path)
     for path, text, mode in (
         (secret_path, pair.secret_key, 0o600),
         (public_path, pair.public_key, 0o644),
@@ -63,9 +66,7 @@ def write_key_pair(pair: KeyPair, secret_path: Path, public_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError as error:
-            raise IdentityError(
-                f"{path} exists; a key is never overwritten: choose another name, or move it away"
-            ) from error
+            raise _exists(path) from error
         except OSError as error:
             raise IdentityError(f"can't write {path}: {error.strerror}") from error
         with os.fdopen(descriptor, "w") as file:
@@ -161,6 +162,12 @@ def _written_at(entry: os.DirEntry[str]) -> int:
         return entry.stat().st_mtime_ns
     except OSError:  # just removed, or a dangling link: reading it will tell
         return 0
+
+
+def _exists(path: Path) -> IdentityError:
+    return IdentityError(
+        f"{path} exists; a key is never overwritten: choose another name, or move it away"
+    )
 
 
 def _read(path: Path, advice: str) -> str:

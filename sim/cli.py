@@ -24,8 +24,9 @@ examples:
   coterie inspect runs/latest            who collaborates with whom
   coterie peer alice.toml                one peer, by hand
 
-exit codes: 0 all went well, 2 settings or usage, 3 data or model, 4 keys, 5 address in use,
-6 checkpoint, 7 swarm processes, 8 run folder, 9 protocol, 130 stopped by Ctrl-C
+exit codes: 0 all went well, 1 unforeseen, 2 settings or usage, 3 data or model, 4 keys, 5 address
+in use, 6 checkpoint, 7 swarm processes, 8 run folder, 9 protocol, 10 files and system limits,
+130 a swarm stopped by Ctrl-C
 """
 
 # Modules are imported when their command is, so that `coterie --help` need not wait for torch.

@@ -22,6 +22,8 @@ class SwarmProcessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Whether each peer trains local-only too at the end, for comparison."""
     ready_timeout_s: Positive = 60.0
     """Longest wait for all peers to listen."""
+    stall_timeout_s: Positive = 300.0
+    """When all others have finished, a peer that records nothing for so long is given up."""
     fetch_timeout_s: Positive = 5.0
     """Longest wait for a model; a peer that hangs costs the others this once."""
     checkpoint_every_s: Positive = 30.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from protocol.errors import ConfigError
 from protocol.identity import generate_key_pair, write_key_pair
 
 DESCRIPTION = """\
@@ -26,6 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `coterie keygen`."""
     pair = generate_key_pair()
     stem: Path = arguments.name
+    if not stem.name:
+        raise ConfigError(f"{str(stem)!r} names no peer: give a path such as keys/alice")
     secret, public = stem.with_name(f"{stem.name}.key"), stem.with_name(f"{stem.name}.pub")
     write_key_pair(pair, secret, public)
     print(f"{secret}: keep it secret\n{public}: give it to your peers\npeer id {pair.peer_id}")  # noqa: T201

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from protocol.errors import ConfigError, SwarmError
+from peer.files import locked
+from protocol.errors import ConfigError, RunError, SwarmError
 from sim.experiment import SwarmSettings
 from sim.plan import NEIGHBORS_FILE, write_toml
 from sim.processes import ForkStarter, PeerProcess, SpawnStarter, Starter
@@ -22,6 +24,7 @@ from sim.records import Run
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINT_FILE = "checkpoint.safetensors"
 POLL_S = 0.05
 WATCH_S = 0.25
 STOP_TIMEOUT_S = 15.0
@@ -36,44 +39,62 @@ class Launcher:
         run: The laid-out run.
         settings: The swarm's.
         console: Where to show progress.
+        debug: Whether peers show tracebacks of their errors.
 
     Raises:
         ConfigError: So many peers don't fit this machine's memory.
     """
 
-    def __init__(self, run: Run, settings: SwarmSettings, console: Console) -> None:
+    def __init__(
+        self, run: Run, settings: SwarmSettings, console: Console, *, debug: bool = False
+    ) -> None:
         self._run = run
         self._settings = settings
         self._console = console
         method = _start_method(settings)
         _check_memory(settings.peers, method)
-        self._starter: Starter = ForkStarter() if method == "fork" else SpawnStarter()
+        starter = ForkStarter if method == "fork" else SpawnStarter
+        self._starter: Starter = starter(debug=debug)
         self._processes: dict[str, PeerProcess] = {}
         self._endpoints: dict[str, str] = {}
 
-    def run(self) -> float:
+    def run(self, on_ready: Callable[[], None]) -> float:
         """Run until every peer has finished or is down; return the seconds it took.
 
+        Args:
+            on_ready: Called once all peers listen.
+
         Raises:
+            CoterieError: The run is running already.
+            RunError: A peer's folder is not whole.
             SwarmError: A peer could not start, or none finished.
-            KeyboardInterrupt: Ctrl-C; the peers have been stopped, each with a checkpoint.
+            KeyboardInterrupt: Ctrl-C; the peers have been stopped.
         """
         began = time.monotonic()
-        try:
-            self._start()
-            self._console.print(
-                f"{len(self._processes)} peers ready after {time.monotonic() - began:.1f} s"
-            )
-            self._watch()
-        finally:
-            self._stop()
+        with locked(self._run.folder, "a running swarm"):
+            try:
+                self._start()
+                on_ready()
+                ready_s = time.monotonic() - began
+                self._console.print(f"{len(self._processes)} peers ready after {ready_s:.1f} s")
+                self._watch()
+            finally:
+                self._stop()
         return time.monotonic() - began
+
+    def without_checkpoint(self) -> list[str]:
+        """Return the peers that left none, and would begin anew."""
+        return [n for n in self._run.names if not (self._home(n) / CHECKPOINT_FILE).exists()]
 
     def _home(self, name: str) -> Path:
         return self._run.folder / "peers" / name
 
     def _start(self) -> None:
         """Start all peers, wait until all listen, then tell each where the others are."""
+        for name in self._run.names:
+            config = self._home(name) / "config.toml"
+            if not config.is_file():
+                raise RunError(f"{config} isn't there: the run folder is not whole; start anew")
         (self._run.folder / NEIGHBORS_FILE).unlink(missing_ok=True)
         for name in self._run.names:
             for stale in ("ready.json", "result.json"):
@@ -84,8 +105,10 @@ class Launcher:
         deadline = time.monotonic() + self._settings.swarm.ready_timeout_s
         while not self._read_endpoints():
             for name, process in self._processes.items():
-                if process.exit_code() is not None:
-                    raise SwarmError(f"{name} could not start: {self._last_words(name)}")
+                if (code := process.exit_code()) is not None:
+                    error = SwarmError(f"{name} could not start: {self._last_words(name)}")
+                    error.exit_code = code if code > 1 else error.exit_code
+                    raise error
             if time.monotonic() > deadline:
                 missing = [name for name in self._run.names if name not in self._endpoints]
                 raise SwarmError(
@@ -102,13 +125,29 @@ class Launcher:
             while True:
                 states = {name: self._state(name) for name in self._run.names}
                 progress.update(states)
-                if "running" not in states.values():
+                if "running" not in states.values() or self._has_stalled(states):
                     break
                 self._read_endpoints()
                 time.sleep(WATCH_S)
         if "finished" not in states.values():
             name = self._run.names[0]
             raise SwarmError(f"no peer finished; {name}: {self._last_words(name)}")
+
+    def _has_stalled(self, states: Mapping[str, str]) -> bool:
+        """Whether some have finished, and the others have recorded nothing for too long."""
+        limit_s = self._settings.swarm.stall_timeout_s
+        silent = [name for name, state in states.items() if state == "running"]
+        now = time.time()  # compared with times of files on this very machine
+        if "finished" not in states.values() or any(
+            now - self._last_sign(name) < limit_s for name in silent
+        ):
+            return False
+        logger.warning("%s: no sign of life for %g s: given up", ", ".join(silent), limit_s)
+        return True
+
+    def _last_sign(self, name: str) -> float:
+        files = (self._home(name) / file for file in ("record.jsonl", "log.txt", "ready.json"))
+        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
     def _state(self, name: str) -> str:
         if (self._home(name) / "result.json").exists():

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ from protocol.errors import ConfigError, RunError
 from protocol.identity import generate_key_pair, write_key_pair
 from sim.experiment import SwarmSettings
 from sim.partition import Slice, partition
+
+logger = logging.getLogger(__name__)
 
 RUNS = Path("runs")
 SETTINGS_FILE = "settings.toml"
@@ -70,8 +73,6 @@ def make_run(settings: SwarmSettings, base: Path, out: Path | None) -> Path:
             "groups": [part.description for part in slices],
         },
     )
-    if out is None:
-        _point_latest_to(folder)
     return folder
 
 
@@ -186,8 +187,15 @@ def _new_folder(name: str, out: Path | None) -> Path:
     raise ConfigError(f"{RUNS} holds a hundred runs of this second: give --out")
 
 
-def _point_latest_to(folder: Path) -> None:
+def point_latest_to(folder: Path) -> None:
+    """Let `runs/latest` point to a run, when it lies in `runs/`."""
+    if folder.parent != RUNS.resolve():
+        return
     link = folder.parent / f".latest-{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.name)
-    link.replace(folder.parent / "latest")
+    try:
+        link.replace(folder.parent / "latest")
+    except OSError as error:
+        link.unlink()
+        logger.warning("%s stays as it is: %s", folder.parent / "latest", error.strerror)

@@ -7,16 +7,22 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Protocol
 
 from peer.cli import report_errors, set_up_logging
+from protocol.errors import SwarmError
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
 """For the environment of peers: each library would take as many threads as there are cores."""
+
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""For the same: a `queue.py` in the current folder must not stand in for the library's."""
 
 
 class PeerProcess(Protocol):
@@ -43,27 +49,47 @@ class Starter(Protocol):
 class ForkStarter:
     """Forks peers from one server process that has loaded torch and taken a step already."""
 
-    def __init__(self) -> None:
-        os.environ.update(ONE_THREAD)  # the server takes its environment from us
+    def __init__(self, *, debug: bool) -> None:
+        self._debug = debug
+        os.environ.update(ONE_THREAD | SAFE_PATH)  # the server takes its environment from us
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["peer.preload", "sim.cli", "sim.processes"])
+        # Ctrl-C is for us alone; the server would die of it with a traceback while it loads.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def start(self, config: Path, log: Path) -> PeerProcess:
-        """Fork a peer."""
-        process = self._context.Process(target=_forked_peer, args=(config, log), daemon=True)
-        process.start()
+        """Fork a peer.
+
+        Raises:
+            SwarmError: The server could not load what peers need.
+        """
+        arguments = (config, log, self._debug)
+        process = self._context.Process(target=_forked_peer, args=arguments, daemon=True)
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:
+            raise SwarmError(
+                "the process that peers are forked from ended: its message is above; "
+                'swarm.start = "spawn" does without it'
+            ) from error
         return _Forked(process)
 
 
 class SpawnStarter:
     """Starts a fresh interpreter for each peer."""
 
+    def __init__(self, *, debug: bool) -> None:
+        self._debug = debug
+
     def start(self, config: Path, log: Path) -> PeerProcess:
         """Spawn a peer whose standard input is its lifeline: it ends when we do."""
-        environment = os.environ | ONE_THREAD
-        command = [sys.executable, "-P", "-m", "peer", str(config)]
-        command += ["--keep-serving", "--lifeline", "0"]
-        command += ["--ready-file", str(config.with_name("ready.json"))]
+        environment = os.environ | ONE_THREAD | SAFE_PATH
+        command = [sys.executable, "-P", "-m", "peer", *(["--debug"] if self._debug else [])]
+        command += [str(config), "--keep-serving", "--lifeline", "0"]
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,
@@ -89,7 +115,8 @@ class _Forked:
 
     def signal(self, number: signal.Signals) -> None:
         if self._process.pid is not None and self._process.exitcode is None:
-            os.kill(self._process.pid, number)
+            with suppress(ProcessLookupError):  # it may end just now
+                os.kill(self._process.pid, number)
 
 
 class _Spawned:
@@ -107,14 +134,14 @@ class _Spawned:
         self._process.send_signal(number)
 
 
-def _forked_peer(config: Path, log: Path) -> None:
+def _forked_peer(config: Path, log: Path, debug: bool) -> None:
     """Run one peer in a forked process: in a session of its own, its output in a log."""
     os.setsid()  # Ctrl-C reaches the launcher alone, which then stops its peers
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     set_up_logging()
-    sys.exit(report_errors(lambda: _run(config)))
+    sys.exit(report_errors(lambda: _run(config), debug=debug))
 
 
 def _run(config: Path) -> int:
@@ -123,7 +150,6 @@ def _run(config: Path) -> int:
 
     parent = multiprocessing.parent_process()
     options = RunOptions(
-        ready_file=config.with_name("ready.json"),
         lifeline=parent.sentinel if parent is not None else None,
         keep_serving=True,
     )

@@ -30,6 +30,7 @@ _RECENT_RUNS = 3
 """How many runs an error suggests."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _Decoded = TypeVar("_Decoded", bound=msgspec.Struct)
 
 
@@ -38,21 +39,21 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         round_number: Counted from 0; `round` in the file.
-        time_s: Seconds since the peer started.
+        time_s: Seconds that the peer had run, over all its starts.
         loss: The loss average of its own model; None before it was measured.
         losses: Loss averages by the name of the peer whose model was measured.
         weights: Collaboration weights by peer name, itself included; they sum to 1.
         validation_accuracy: Of the mixture on the holdout, 0 to 1; None without a holdout.
         sampled: The neighbors sampled this round.
         neighbors: How many neighbors it knew.
-        bytes_sent: Since the peer started.
-        bytes_received: Since the peer started.
+        bytes_sent: Over all its starts.
+        bytes_received: Over all its starts.
         seconds: By phase of the round; `total` is all of it.
         gradients: How many were applied, and how many refused by reason.
     """
 
     round_number: _Count = msgspec.field(name="round")
-    weights: dict[str, float]
+    weights: dict[str, _Share]
     time_s: float = 0.0
     loss: float | None = None
     losses: dict[str, float | None] = {}
@@ -250,6 +251,8 @@ class Run:
             swarm = msgspec.json.decode(path.read_bytes(), type=_Swarm)
         except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
             raise RunError(f"{path}: can't be read ({error}); start the run again") from error
+        if not swarm.peers:
+            raise RunError(f"{path}: names no peers; start the run again")
         for key, values in (("label_groups", swarm.label_groups), ("groups", swarm.groups)):
             if values is not None and len(values) != len(swarm.peers):
                 raise RunError(

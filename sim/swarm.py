@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import time
+import signal
 from pathlib import Path
 
 from rich.console import Console
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError("--resume goes on with the run's own settings: give no others")
         folder = arguments.resume.resolve()
         settings = read_settings(read_run_settings(folder), SwarmSettings)
-    return _run(folder, settings)
+    return _run(folder, settings, debug=arguments.debug, resumed=arguments.resume is not None)
 
 
 def _overrides(arguments: argparse.Namespace) -> list[str]:
@@ -66,23 +66,33 @@ def _overrides(arguments: argparse.Namespace) -> list[str]:
     ]
 
 
-def _run(folder: Path, settings: SwarmSettings) -> int:
+def _run(folder: Path, settings: SwarmSettings, *, debug: bool, resumed: bool) -> int:
     from sim.launcher import Launcher
+    from sim.plan import point_latest_to
     from sim.records import Run
     from sim.report import print_report, write_report
 
     console = Console()
     opened = Run.open(folder)
     console.print(f"{settings.name}: {settings.peers} peers, {settings.rounds} rounds, in {folder}")
-    began = time.monotonic()
+    launcher = Launcher(opened, settings, console, debug=debug)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # stop as by Ctrl-C, the terminal put right
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, signal.default_int_handler)
+    seconds, code = None, 0
     try:
-        seconds = Launcher(opened, settings, console).run()
+        seconds = launcher.run(on_ready=lambda: point_latest_to(folder))
     except KeyboardInterrupt:
-        console.print(
-            f"stopped after {time.monotonic() - began:.0f} s; every peer left a checkpoint: "
-            f"go on with coterie swarm --resume {folder}"
-        )
-        return 130
+        code = 130
     opened.refresh()
-    print_report(opened, write_report(opened, seconds), console)
-    return 0
+    if code == 0 or any(peer.rounds_done for peer in opened.peers):
+        # A resumed run took longer than what was seen of it now: the records know.
+        summary = write_report(opened, None if resumed else seconds)
+        print_report(opened, summary, console)
+    if code:
+        anew = launcher.without_checkpoint()
+        console.print(
+            f"stopped; go on with: coterie swarm --resume {folder}"
+            + (f" ({', '.join(anew)} left no checkpoint)" if anew else "")
+        )
+    return code

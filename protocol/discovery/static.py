@@ -67,7 +67,7 @@ class StaticDiscovery:
         if self._file is not None:
             try:
                 endpoints |= tomllib.loads(self._file.read_text(encoding="utf-8"))
-            except (OSError, tomllib.TOMLDecodeError) as error:
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
                 raise ConfigError(f"{self._file} can't be read: {error}") from error
         addresses = {}
         for name, endpoint in endpoints.items():

@@ -185,29 +185,28 @@ def run_size(size_mb: float) -> list[dict[str, Any]]:
 
 
 def describe(size_mb: float, ours: list[float], bare: list[float], copy: list[float]) -> Any:
-    def rate(taken: list[float]) -> float:
-        return size_mb / statistics.median(taken)
-
-    def row(name: str, value: float, unit: str, compared_with: str) -> dict[str, Any]:
+    def row(name: str, values: list[float], unit: str, compared_with: str) -> dict[str, Any]:
+        low, middle, high = statistics.quantiles(values, n=4)
         return {
             "name": f"{name}, {size_mb:g} MB",
-            "value": round(value, 3),
+            "value": round(middle, 3),
+            "spread": [round(low, 3), round(high, 3)],
             "unit": unit,
             "compared_with": compared_with,
             "command": COMMAND,
         }
 
+    def rates(taken: list[float]) -> list[float]:
+        return [size_mb / seconds_taken for seconds_taken in taken]
+
     # Pairs in turns, since the speed of a shared machine drifts by more than what is measured.
-    spread = statistics.quantiles([b / o for o, b in zip(ours, bare, strict=True)], n=4)
+    parts = [b / o for o, b in zip(ours, bare, strict=True)]
+    pairs = f"{len(ours)} pairs in turns; quartiles"
     return [
-        row("pull with CURVE and digest", rate(ours), "MB/s", f"bare pyzmq: {rate(bare):.0f} MB/s"),
-        row(
-            "pull, part of the rate of bare pyzmq",
-            spread[1],
-            "ratio",
-            f"median of {len(ours)} pairs in turns, quartiles {spread[0]:.2f} to {spread[2]:.2f}",
-        ),
-        row("memcpy", rate(copy), "MB/s", "the same bytes in memory"),
+        row("pull with CURVE and digest", rates(ours), "MB/s", pairs),
+        row("bare pyzmq with CURVE, same chunks", rates(bare), "MB/s", pairs),
+        row("pull, part of bare pyzmq's rate", parts, "x", pairs),
+        row("memcpy", rates(copy), "MB/s", "the same bytes in memory"),
     ]
 
 
@@ -219,4 +218,4 @@ def rows() -> list[dict[str, Any]]:
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
     for row in rows():
-        print(f"{row['name']:55} {row['value']:10.3f} {row['unit']:6} {row['compared_with']}")
+        print(f"{row['name']:50} {row['value']:10.3f} {row['unit']:6} {row['spread']}")

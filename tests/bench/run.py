@@ -32,7 +32,7 @@ def main(only: str | None) -> int:
             rows += suite()
     table = Table("what", "value", "spread", "unit", "compared with", "command")
     for row in rows:
-        low, high = row.get("spread", ["", ""])  # type: ignore[misc]
+        low, high = row["spread"]  # type: ignore[misc]
         table.add_row(
             str(row["name"]),
             str(row["value"]),

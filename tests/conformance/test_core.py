@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from peer.algorithm import AlgorithmSettings, Verdict
+from peer.algorithm import PROFILES, AlgorithmSettings, Verdict
 from peer.core import PeerCore
 from peer.events import (
     Adopt,
@@ -244,6 +244,14 @@ def test_a_newcomer_starts_from_the_best_model_that_is_old_enough():
     assert kinds(effects)[:2] == [Publish, RoundFinished]
     assert core.model.version == Version(0, 1)
     assert effects[1].loss_averages[ME] == 0.4
+
+
+def test_a_newcomer_of_the_literal_algorithm_starts_from_the_initial_parameters():
+    core = make_core(num_neighbors=1, **PROFILES["paper"])
+    core.handle(Started(frozenset({FRIEND})))
+    core.handle(Measured(ME, 0, 2.3))
+    core.handle(ModelFetched(FRIEND, 0, snapshot(50)))
+    assert Adopt not in kinds(core.handle(Measured(FRIEND, 0, 0.1)))
 
 
 def test_a_restored_peer_is_no_newcomer_and_continues_with_the_same_draws():

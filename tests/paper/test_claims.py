@@ -1,4 +1,4 @@
-"""The paper's claims, small and seeded. The long studies are marked slow.
+"""The paper's claims, small and seeded.
 
 Permuted labels on Fashion-MNIST, 16 peers with 60 to 150 images in four groups, a CNN at 14x14,
 100 lockstep rounds; digits with 8 peers in two groups where Fashion-MNIST isn't installed. Bounds

@@ -47,6 +47,7 @@ def checkpoint() -> Checkpoint:
             rng_state=rng.bit_generator.state,
         ),
         {"a/exp_avg": np.arange(6, dtype=np.float32).reshape(3, 2), "a/step": np.float32(3)[()]},
+        {"bytes_sent": 5, "seconds": 1.5},
     )
 
 
@@ -56,6 +57,7 @@ def test_everything_comes_back_exactly(tmp_path):
     save_checkpoint(path, saved, TASK)
     loaded = load_checkpoint(path, LAYOUT, TASK)
     assert loaded.core == saved.core
+    assert loaded.totals == saved.totals
     assert loaded.optimizer.keys() == saved.optimizer.keys()
     np.testing.assert_array_equal(loaded.optimizer["a/exp_avg"], saved.optimizer["a/exp_avg"])
     assert loaded.optimizer["a/step"].shape == ()
@@ -72,7 +74,7 @@ def test_others_can_read_the_own_model_with_safetensors_alone(tmp_path):
         kept={},
         rng_state=core.rng_state,
     )
-    save_checkpoint(tmp_path / "c.safetensors", Checkpoint(snapshot, {}), TASK)
+    save_checkpoint(tmp_path / "c.safetensors", Checkpoint(snapshot, {}, {}), TASK)
     np.testing.assert_array_equal(load_file(tmp_path / "c.safetensors")["own/weight"], [1, 2])
 
 

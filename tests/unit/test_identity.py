@@ -40,6 +40,14 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     assert secret.read_text() == before
 
 
+@pytest.mark.parametrize("there", ["a.key", "a.pub"])
+def test_no_half_of_a_pair_is_left_beside_another_ones(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_text("mine")
+    with pytest.raises(IdentityError, match="never overwritten"):
+        write_key_pair(generate_key_pair(), tmp_path / "a.key", tmp_path / "a.pub")
+    assert os.listdir(tmp_path) == [there]
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
 def test_a_secret_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     secret = tmp_path / "a.key"

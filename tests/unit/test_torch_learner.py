@@ -240,10 +240,16 @@ class Wrong(nn.Module):
     ("wrong", "message"),
     [
         (Wrong(output=4), r"must return logits of shape \(n, 3\)"),
-        (Wrong(output=3, fail=ValueError("boom")), "fails on a batch .* boom"),
+        (
+            Wrong(output=3, fail=ValueError("boom")),
+            r"given inputs of shape \(2, 1, 8, 8\), raised ValueError: boom",
+        ),
         (Wrong(output=3, nan=True), "loss on its first batch is nan"),
         (nn.Sequential(nn.Flatten()), "no parameter"),
-        (nn.Sequential(nn.Linear(5, 3)), "fails on a batch"),
+        (nn.Sequential(nn.Linear(5, 3)), "raised RuntimeError: mat1"),
+        (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "the shape of .* isn't known"),
+        (Wrong(output=3, fail=AssertionError("gray only")), "AssertionError: gray only"),
+        (nn.Sequential(nn.Flatten(), nn.LSTM(64, 3)), "returned a tuple"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 3, dtype=torch.complex64)), "complex64"),
     ],
 )
