@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -93,7 +94,7 @@ def _start_many(run: Path, peers: int) -> tuple[float, float]:
         pids = [json.loads((r.parent / "ready.json").read_text())["pid"] for r in records]
         sizes = [psutil.Process(pid).memory_full_info().pss / 1e6 for pid in pids]
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
     return seconds, statistics.median(sizes)
 
@@ -115,17 +116,17 @@ def _cpu_seconds(command: list[str]) -> float:
     """CPU seconds of a command and of all its descendants, orphans included."""
     set_child_subreaper = 36
     ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+    others = {child.pid for child in psutil.Process().children()}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if result.returncode == DataError.exit_code:
         raise DataError(result.stderr.strip())
     result.check_returncode()
-    try:
-        while True:
-            os.wait()
-    except ChildProcessError:
-        pass
+    while orphans := {child.pid for child in psutil.Process().children()} - others:
+        for pid in orphans:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
