@@ -34,7 +34,8 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     profile: Literal["default", "paper"] = "default"
     """Presets for the settings below that aren't given: `default`, or the literal `paper`."""
     num_neighbors: Natural = 3
-    """M, neighbors sampled a round. More find friends sooner and cost more traffic. Paper: 3."""
+    """M, neighbors sampled a round. More find friends sooner and cost more traffic; 0 is learning
+    alone. Paper: 3."""
     epsilon: Fraction = 0.3
     """Probability of sampling uniformly. 1 explores only, 0 never does. Paper: 0.3."""
     beta: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.6

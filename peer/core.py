@@ -248,6 +248,8 @@ class PeerCore:
 
     def _only_measured(self) -> set[PeerId]:
         """Peers whose models are wanted this round without giving them a gradient."""
+        if self._settings.num_neighbors == 0:
+            return set()  # M = 0 is learning alone
         if self._newcomer and self._round_number == 0:
             rest = sorted(self._neighbors - set(self._sampled))
             order = self._rng.permutation(len(rest))

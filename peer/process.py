@@ -7,10 +7,9 @@ import faulthandler
 import hashlib
 import logging
 import os
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from peer.files import locked, replacing
 from peer.models import build_model
 from peer.record import Recorder, write_json
 from peer.sources import load_source
+from peer.stopping import stop_signals
 from peer.torch_learner import TorchLearner
 from protocol.discovery.static import StaticDiscovery, check_endpoint
 from protocol.errors import CheckpointError, ConfigError, CoterieError
@@ -39,8 +39,6 @@ from protocol.transport.zeromq import ZeroMQTransport
 logger = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
-STOP_TIMEOUT_S = 60.0
-SAME_WISH_S = 1.0
 READY_FILE = "ready.json"
 RECORD_FILE = "record.jsonl"
 RESULT_FILE = "result.json"
@@ -182,7 +180,7 @@ class _Peer:
             task=self._learner.task,
             listener=self._daemon,
         )
-        with _stop_signals(self._stopping, self._options.lifeline):
+        with stop_signals(self._stopping, self._options.lifeline):
             endpoint = await self._transport.start()
             self._transport.publish(self._core.model)
             try:
@@ -391,51 +389,6 @@ class _Peer:
         write_json(self._state / READY_FILE, facts)
         if self._options.ready_file is not None:
             write_json(self._options.ready_file, facts)
-
-
-@contextmanager
-def _stop_signals(stop: asyncio.Event, lifeline: int | None) -> Iterator[None]:
-    """Set `stop` on the first Ctrl-C, SIGTERM or loss of the lifeline; a later one kills.
-
-    A second signal right after the first is taken for the same wish: shells and wrappers such as
-    `timeout` pass on to us what the terminal has sent us already.
-    """
-    loop = asyncio.get_running_loop()
-    began = 0.0
-
-    def begin_stop() -> None:
-        nonlocal began
-        began = time.monotonic()
-        stop.set()
-        # Nothing may keep a stopping peer alive; if something does, say where it hung.
-        faulthandler.dump_traceback_later(STOP_TIMEOUT_S, exit=True)
-
-    def on_signal(number: int) -> None:
-        if stop.is_set():
-            if time.monotonic() - began > SAME_WISH_S:
-                os._exit(128 + number)
-            return
-        logger.info("stopping (%s)", signal.Signals(number).name)
-        begin_stop()
-
-    def on_lifeline() -> None:
-        assert lifeline is not None
-        loop.remove_reader(lifeline)
-        logger.warning("whoever started this peer is gone: stopping")
-        begin_stop()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal, number)
-    if lifeline is not None:
-        loop.add_reader(lifeline, on_lifeline)
-    try:
-        yield
-    finally:
-        if lifeline is not None:
-            loop.remove_reader(lifeline)
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _next_incarnation(path: Path) -> int:

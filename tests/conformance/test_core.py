@@ -99,6 +99,15 @@ def test_a_lone_peer_trains_by_itself_and_finishes():
     assert core.model.version == Version(0, 2)
 
 
+def test_with_no_neighbors_to_sample_a_peer_learns_alone_whomever_it_knows():
+    core = make_core(num_neighbors=0)
+    effects = list(core.handle(Started(frozenset({FRIEND, STRANGER}))))
+    for _ in range(12):
+        effects += do_own_work(core)
+    assert not any(isinstance(effect, Fetch) for effect in effects)
+    assert core.prediction_weights() == {ME: 1.0}
+
+
 def test_a_round_follows_the_paper_from_fetch_to_gradient():
     core = make_core(num_neighbors=1)
     effects = core.handle(Started(frozenset({ME, FRIEND})))
