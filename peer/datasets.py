@@ -119,19 +119,20 @@ def read_fashion_mnist(
 ) -> RawDataset:
     """Read Fashion-MNIST: images (60000 and 10000, 1, 28, 28) as bytes, 10 classes of clothing.
 
-    The first of these folders that holds all four files is taken: `folder`, `data/fashion-mnist`
-    below the current one, and that of Debian's package dataset-fashion-mnist.
+    Without a `folder` of the user's own, the files are taken from `data/fashion-mnist` below the
+    current one, or else from Debian's package dataset-fashion-mnist.
 
     Args:
-        folder: Where to look first, and where a download goes; else it goes to the second.
-        download: Whether to fetch the files when no folder has them.
+        folder: Where to look, and nowhere else: who names a folder doesn't want another's files.
+        download: Whether to fetch the files, into that folder or `data/fashion-mnist`, when they
+            aren't there.
         base_url: Where to fetch them from.
         sha256: Checksum of each file's unzipped content, by file name.
 
     Raises:
         DataError: The files are nowhere, damaged, or can't be fetched.
     """
-    candidates = [*([folder] if folder else []), FASHION_MNIST_FOLDER, DEBIAN_FOLDER]
+    candidates = [folder] if folder else [FASHION_MNIST_FOLDER, DEBIAN_FOLDER]
     found = next((path for path in candidates if not _missing(path)), None)
     if found is None and not download:
         reports = []

@@ -167,15 +167,23 @@ def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
 
 
 def test_fashion_mnist_is_taken_from_the_first_folder_that_has_it(nowhere: Path) -> None:
-    places = [nowhere / "own", FASHION_MNIST_FOLDER, nowhere / "usr"]
+    places = [FASHION_MNIST_FOLDER, nowhere / "usr"]
     for number, place in reversed(list(enumerate(places))):
         marked = {**SMALL, "t10k-labels-idx1-ubyte.gz": idx(np.full(4, number))}
         write(place, {name: gzip.compress(content) for name, content in marked.items()})
 
-        raw = read_fashion_mnist(nowhere / "own")
+        raw = read_fashion_mnist()
 
         assert raw.test is not None
         assert raw.test[1].tolist() == [number] * 4
+
+
+def test_a_folder_that_is_named_is_the_only_place(nowhere: Path) -> None:
+    write(FASHION_MNIST_FOLDER, SMALL_GZ)
+    with pytest.raises(DataError, match=r"isn't in .*own"):
+        read_fashion_mnist(nowhere / "own")
+    write(nowhere / "own", SMALL_GZ)
+    assert read_fashion_mnist(nowhere / "own").num_classes == 10
 
 
 def test_fashion_mnist_images_have_a_channel_and_stay_bytes(nowhere: Path) -> None:
@@ -189,12 +197,11 @@ def test_fashion_mnist_images_have_a_channel_and_stay_bytes(nowhere: Path) -> No
 
 def test_without_its_files_every_place_and_remedy_is_named(nowhere: Path) -> None:
     partial = {name: content for name, content in SMALL_GZ.items() if name != NAMES[1]}
-    write(nowhere / "own", partial)
+    write(FASHION_MNIST_FOLDER, partial)
     with pytest.raises(DataError) as caught:
-        read_fashion_mnist(nowhere / "own")
+        read_fashion_mnist()
     for text in (
-        f"{nowhere / 'own'} (lacks {NAMES[1]})",
-        str(FASHION_MNIST_FOLDER),
+        f"{FASHION_MNIST_FOLDER} (lacks {NAMES[1]})",
         str(nowhere / "usr"),
         "make fashion-mnist",
         "apt install dataset-fashion-mnist",
