@@ -26,10 +26,18 @@ from peer.evaluate import evaluate, train_alone
 from peer.events import RoundFinished
 from peer.files import locked, replacing
 from peer.models import build_model
-from peer.record import Recorder, write_json
+from peer.record import (
+    CHECKPOINT_FILE,
+    READY_FILE,
+    RECORD_FILE,
+    RESULT_FILE,
+    Recorder,
+    write_json,
+)
 from peer.sources import load_source
 from peer.stopping import stop_signals
 from peer.torch_learner import TorchLearner
+from protocol.discovery.interface import Discovery
 from protocol.discovery.static import StaticDiscovery, check_endpoint
 from protocol.errors import CheckpointError, ConfigError, CoterieError
 from protocol.identity import AllowList, read_key_pair
@@ -39,10 +47,6 @@ from protocol.transport.zeromq import ZeroMQTransport
 logger = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
-READY_FILE = "ready.json"
-RECORD_FILE = "record.jsonl"
-RESULT_FILE = "result.json"
-CHECKPOINT_FILE = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,7 @@ class _Peer:
         check_endpoint("network.listen", network.listen)
         if network.advertise:
             check_endpoint("network.advertise", network.advertise)
-        self._discovery = StaticDiscovery(
+        self._discovery: Discovery = StaticDiscovery(
             network.neighbors,
             resolve(base, network.allow),
             resolve(base, network.neighbors_file) if network.neighbors_file else None,

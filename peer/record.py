@@ -12,6 +12,12 @@ from peer.events import RoundFinished
 from peer.files import replacing
 from protocol.messages import PeerId
 
+RECORD_FILE = "record.jsonl"
+RESULT_FILE = "result.json"
+READY_FILE = "ready.json"
+CHECKPOINT_FILE = "checkpoint.safetensors"
+"""What a peer writes into its state folder, for those who read it."""
+
 PHASES = ("fetch", "measure", "differentiate", "push", "step")
 """What a round's seconds are broken down into; `fetch` and `push` overlap with the others."""
 

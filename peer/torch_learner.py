@@ -119,12 +119,8 @@ class TorchLearner:
         """Return the gradient of the mean cross-entropy on the round's batch, in f32."""
         inputs, labels = self._batch(round_number)
         self._work.load(model)
-        self._module.train()
-        with (
-            self._randomness(round_number),
-            _without_batch_statistics(self._module, len(labels)),
-            _named_failure(inputs),
-        ):
+        _set_training(self._module, len(labels))
+        with self._randomness(round_number), _named_failure(inputs):
             loss = functional.cross_entropy(self._logits(inputs), labels)
             gradients = torch.autograd.grad(loss, list(self._trainable.values()), allow_unused=True)
         result = Tensors.zeros(self.layout.gradient)
@@ -184,7 +180,7 @@ class TorchLearner:
         self._optimizer.load_state_dict({**saved, "state": by_index})
 
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self._module.eval()
+        self._module.eval()  # torch's mode: no dropout, running statistics
         with torch.inference_mode(), _named_failure(inputs):
             return torch.cat([self._logits(part) for part in torch.split(inputs, _PREDICT_BATCH)])
 
@@ -321,11 +317,10 @@ def _named_failure(inputs: torch.Tensor) -> ForeignCode:
     return ForeignCode(f"the model, given inputs of shape {tuple(inputs.shape)},", ModelError)
 
 
-@contextmanager
-def _without_batch_statistics(module: nn.Module, num_examples: int) -> Iterator[None]:
-    """Let BatchNorm use its running statistics on a batch of one, which has no variance."""
-    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+def _set_training(module: nn.Module, num_examples: int) -> None:
+    """Put a module in torch's training mode; BatchNorm only where a batch has a variance."""
+    module.train()
     if num_examples == 1:
-        for norm in norms:
-            norm.eval()
-    yield
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.eval()  # torch's mode: its running statistics, since one example has none

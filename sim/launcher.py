@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from peer.files import locked
+from peer.record import CHECKPOINT_FILE, READY_FILE, RECORD_FILE, RESULT_FILE
 from protocol.errors import ConfigError, RunError, SwarmError
 from sim.experiment import SwarmSettings
 from sim.plan import NEIGHBORS_FILE, write_toml
@@ -24,7 +25,6 @@ from sim.records import Run
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_FILE = "checkpoint.safetensors"
 POLL_S = 0.05
 WATCH_S = 0.25
 STOP_TIMEOUT_S = 15.0
@@ -97,7 +97,7 @@ class Launcher:
                 raise RunError(f"{config} isn't there: the run folder is not whole; start anew")
         (self._run.folder / NEIGHBORS_FILE).unlink(missing_ok=True)
         for name in self._run.names:
-            for stale in ("ready.json", "result.json"):
+            for stale in (READY_FILE, RESULT_FILE):
                 (self._home(name) / stale).unlink(missing_ok=True)
         for name in self._run.names:
             home = self._home(name)
@@ -116,7 +116,8 @@ class Launcher:
                     f"{self._settings.swarm.ready_timeout_s:g} s: see log.txt in "
                     f"{self._home(missing[0])}, or raise swarm.ready_timeout_s"
                 )
-            time.sleep(POLL_S)  # a poll of files and processes, not of anything that could tell us
+            # A ready file announces itself to nobody.
+            time.sleep(POLL_S)
 
     def _watch(self) -> None:
         """Show progress until no peer is running any more."""
@@ -128,7 +129,7 @@ class Launcher:
                 if "running" not in states.values() or self._has_stalled(states):
                     break
                 self._read_endpoints()
-                time.sleep(WATCH_S)
+                time.sleep(WATCH_S)  # the pace of the display; records and peers are polled at it
         if "finished" not in states.values():
             name = self._run.names[0]
             raise SwarmError(f"no peer finished; {name}: {self._last_words(name)}")
@@ -146,16 +147,16 @@ class Launcher:
         return True
 
     def _last_sign(self, name: str) -> float:
-        files = (self._home(name) / file for file in ("record.jsonl", "log.txt", "ready.json"))
+        files = (self._home(name) / file for file in (RECORD_FILE, "log.txt", READY_FILE))
         return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
     def _state(self, name: str) -> str:
-        if (self._home(name) / "result.json").exists():
+        if (self._home(name) / RESULT_FILE).exists():
             return "finished"
         if self._processes[name].exit_code() is None:
             return "running"
         # It may have been started again by hand.
-        pid = (_read_json(self._home(name) / "ready.json") or {}).get("pid")
+        pid = (_read_json(self._home(name) / READY_FILE) or {}).get("pid")
         if pid is not None and pid != self._processes[name].pid and _is_alive(pid):
             return "running"
         return "down"
@@ -164,7 +165,7 @@ class Launcher:
         """Read where peers listen, pass on what is new once all did; return whether all did."""
         before = dict(self._endpoints)
         for name in self._run.names:
-            facts = _read_json(self._home(name) / "ready.json")
+            facts = _read_json(self._home(name) / READY_FILE)
             if facts is not None:
                 self._endpoints[name] = facts["endpoint"]
         complete = len(self._endpoints) == len(self._processes)
@@ -178,7 +179,7 @@ class Launcher:
             self._signal_all(signal.SIGTERM)
             deadline = time.monotonic() + STOP_TIMEOUT_S
             while self._alive() and time.monotonic() < deadline:
-                time.sleep(POLL_S)
+                time.sleep(POLL_S)  # forked and spawned processes have no wait in common
         finally:
             for name in self._alive():
                 logger.warning("%s did not stop within %g s: killed", name, STOP_TIMEOUT_S)

@@ -22,6 +22,7 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
+from peer.record import READY_FILE, RECORD_FILE, RESULT_FILE
 from protocol.errors import RunError
 from sim.matrix import WeightMatrix
 
@@ -151,7 +152,7 @@ class PeerRecords:
         return bool(lines)
 
     def _appended_lines(self) -> list[bytes]:
-        path = self.folder / "record.jsonl"
+        path = self.folder / RECORD_FILE
         try:
             size_bytes = path.stat().st_size
             if size_bytes == self._offset:
@@ -190,7 +191,7 @@ class PeerRecords:
 
     def result(self) -> PeerResult | None:
         """Return what the peer scored; None while it hasn't finished, or its file is damaged."""
-        return _read(self.folder / "result.json", PeerResult)
+        return _read(self.folder / RESULT_FILE, PeerResult)
 
 
 class Run:
@@ -232,7 +233,7 @@ class Run:
         folder = _find(Path(path))
         if (folder / "swarm.json").exists():
             run = cls._open_swarm(folder)
-        elif (folder / "record.jsonl").exists():
+        elif (folder / RECORD_FILE).exists():
             name = _daemon_name(folder)
             run = cls(folder, _Swarm(name=name, peers=[name]), [folder])
         else:
@@ -346,7 +347,7 @@ def _find(path: Path) -> Path:
 
 def _daemon_name(folder: Path) -> str:
     """Return the name of the peer whose state folder this is; the folder's own as a last resort."""
-    for facts in ("result.json", "ready.json"):
+    for facts in (RESULT_FILE, READY_FILE):
         named = _read(folder / facts, _Named)
         if named is not None:
             return named.name

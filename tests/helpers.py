@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from peer.algorithm import AlgorithmSettings
 from peer.core import PeerCore
 from peer.data import Dataset, Split, split
-from peer.evaluate import evaluate
 from peer.events import (
     Adopt,
     Differentiate,
@@ -169,19 +168,3 @@ def make_learner(
         measure_on=settings.measure_on,
         seed=seed,
     )
-
-
-def accuracies(
-    participants: Mapping[PeerId, Participant], make_local: Callable[[int], object] | None = None
-) -> list[dict[str, float | None]]:
-    return [
-        evaluate(
-            each.learner,
-            each.split.test,
-            each.core.mixture(),
-            each.core.prediction_weights(),
-            each.core.model.tensors,
-            None,
-        )
-        for each in participants.values()
-    ]

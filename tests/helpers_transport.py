@@ -15,7 +15,7 @@ import numpy as np
 from protocol.identity import AllowList, KeyPair, generate_key_pair
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
 from protocol.tensors import DTYPES, Layout, Tensors, TensorSpec
-from protocol.transport.interface import Address, Transport
+from protocol.transport.interface import Address
 from protocol.transport.memory import MemoryNetwork, MemoryTransport
 from protocol.transport.settings import TransportSettings
 from protocol.transport.zeromq import ZeroMQTransport
@@ -225,7 +225,3 @@ class ZeroMQSwarm:
         for peer in self.peers:
             await peer.transport.close()
         shutil.rmtree(self.allowed)
-
-
-def transports(*peers: Peer) -> list[Transport]:
-    return [peer.transport for peer in peers]

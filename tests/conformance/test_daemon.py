@@ -22,8 +22,8 @@ from protocol.transport.interface import Address
 from protocol.transport.memory import MemoryNetwork, MemoryTransport
 from sim.partition import PartitionSettings, partition
 
-DEADLINE_S = 30.0
-FETCH_S = 0.5
+DEADLINE_S = 60.0
+FETCH_S = 2.0  # long beside a round's work, also on a busy machine
 
 
 @dataclass
@@ -143,7 +143,8 @@ async def test_loss_and_delay_cost_no_round_more_than_its_deadline():
     await run_all(members)
     for member in members.values():
         assert len(member.reports) == 10
-        assert max(report.seconds["total"] for report in member.reports) < FETCH_S + 1.0
+        # One deadline, however many of its fetches were lost; in a row they would take two or more.
+        assert max(report.seconds["total"] for report in member.reports) < 2 * FETCH_S
 
 
 async def test_a_peer_cut_off_is_left_out_and_used_again_when_it_is_back():

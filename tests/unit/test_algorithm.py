@@ -84,8 +84,8 @@ def test_pruning_keeps_the_largest_weight_and_the_sum(averages, minimum):
     weights = collaboration_weights(averages, 1.0)
     pruned = prune_weights(weights, minimum)
     assert math.fsum(pruned.values()) == pytest.approx(1.0)
-    assert max(weights, key=weights.__getitem__) in pruned
-    assert all(weights[peer] >= minimum for peer in pruned) or len(pruned) >= 1
+    bound = min(minimum, max(weights.values()))
+    assert list(pruned) == [peer for peer in sorted(weights) if weights[peer] >= bound]
 
 
 @given(st.integers(0, 30), st.integers(0, 8), st.floats(0, 1), st.integers(0, 1000))
