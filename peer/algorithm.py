@@ -8,8 +8,9 @@ order, so that the order of arrival never changes a float.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -18,7 +19,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from protocol.lowbit import Bits
 from protocol.messages import PeerId
+from protocol.tensors import Tensors
 
 Vector = npt.NDArray[np.float32]
 
@@ -29,15 +32,28 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """FedeRiCo's settings; `PROFILES` holds what a profile presets."""
+    """FedeRiCo's settings; `PROFILES` holds what a profile presets.
 
-    profile: Literal["default", "paper"] = "default"
-    """Presets for the settings below that aren't given: `default`, or the literal `paper`."""
+    Raises:
+        ValueError: Two settings exclude each other.
+    """
+
+    profile: Literal["default", "thrifty", "paper"] = "default"
+    """Presets for the settings below that aren't given: `default`; `thrifty`, which averages models
+    for a tenth of the traffic; or the literal `paper`."""
     num_neighbors: Natural = 3
     """M, neighbors sampled a round. More find friends sooner and cost more traffic; 0 is learning
     alone. Paper: 3."""
     epsilon: Fraction = 0.3
-    """Probability of sampling uniformly. 1 explores only, 0 never does. Paper: 0.3."""
+    """Probability that a round explores. 1 explores only, 0 never does. Paper: 0.3."""
+    exploration: Literal["friends", "uniform"] = "friends"
+    """Whom an exploring round samples: mostly friends of friends and peers that asked for the own
+    model, else anybody; or anybody, uniformly. Paper: uniform."""
+    probes: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 2.0
+    """Models a round that are fetched only to be measured, while peers are unknown and the best
+    collaborators still change. More find friends sooner among many peers. Paper: 0."""
+    min_probes: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.0
+    """What the number of probes falls to; below 1 it is a probability."""
     beta: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.6
     """How much of the loss average is the newest loss. Paper: 0.6."""
     temperature: Positive = 0.3
@@ -45,16 +61,36 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     loss: Literal["mean", "sum"] = "mean"
     """Whether the E-step's loss is the mean over the examples, or their sum. Paper: sum."""
     measure_on: Literal["holdout", "train"] = "holdout"
-    """Which examples the E-step measures on; a holdout is never trained on. Paper: train."""
+    """Which examples the E-step measures on; a holdout is not trained on. Paper: train."""
     holdout_fraction: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.2
     """Part of the local training examples that is the holdout, when measuring on it."""
+    final_full: Fraction = 0.2
+    """Last part of the rounds, if their number is known, in which weights stay as they are and the
+    holdout is trained on, too: else a peer would know less than one that learns alone. Paper: 0."""
+    start: Literal["oneshot", "cold"] = "oneshot"
+    """`oneshot` takes `start_steps` local steps before the first exchange, so that the first losses
+    already tell friends from strangers. Paper: cold."""
+    start_steps: Annotated[int, msgspec.Meta(ge=1)] = 10
+    """Local steps of a one-shot start."""
+    exchange: Literal["gradients", "average"] = "gradients"
+    """What collaboration is: gradients for the sampled neighbors' models and a mixture of models to
+    predict with; or averaging the fetched models into the own one, the only one that predicts,
+    which costs a fraction of the traffic and some accuracy. Paper: gradients."""
+    exchange_every: Annotated[int, msgspec.Meta(ge=1)] = 3
+    """Steps of the own model a round: one with what others sent, the rest on its own data. More
+    save traffic, and too many let models drift apart. Paper: 1."""
+    codec: Literal["f32", "8bit", "4bit"] = "4bit"
+    """How models and gradients travel: as they are, or in 8 or 4 bits a number, with what rounding
+    takes away given back later. 4 bits cost an eighth of the traffic. Paper: f32."""
+    hold: bool = True
+    """Whether the gradients of others count in all steps of a round, or only in its first."""
     anchor: bool = True
     """Whether a peer trains its own model with weight 1 rather than w_ii. Paper: false."""
     defended: bool = True
     """Whether to clip remote gradients to the own norm and refuse opposed ones. Paper: false."""
     min_gradient_weight: Fraction = 0.05
-    """Gradients of a smaller collaboration weight are not made: Adam would make vanishing ones full
-    steps. The paper names no bound."""
+    """Gradients of a smaller collaboration weight are not made, nor models of a smaller one
+    averaged: Adam would make vanishing gradients full steps. The paper names no bound."""
     min_prediction_weight: Fraction = 0.01
     """Models of a smaller weight are left out of the mixture, and not kept."""
     staleness: Natural = 5
@@ -62,21 +98,61 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     refresh_after: Annotated[int, msgspec.Meta(ge=1)] = 10
     """Kept models this many rounds old are fetched again, to stay right in the mixture."""
     survey: Natural = 16
-    """Most peers that a newcomer measures in its first round, to find its friends at once."""
+    """Most peers that a newcomer measures at once at its start, and anybody after an alarm."""
+    alarm: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    """A loss of the own model so far above its average says that the data have changed: others are
+    surveyed anew. In units of the loss; 0 never alarms, as in the paper."""
     adopt_after: Natural = 10
     """A newcomer starts from the best measured model that is at least this many rounds old; with 0
     it never does, as in the paper."""
 
+    def __post_init__(self) -> None:
+        if not self.anchor and (self.exchange_every > 1 or self.exchange == "average"):
+            raise ValueError(
+                "anchor = false leaves the own model to others, without local steps: set "
+                'exchange_every = 1 and exchange = "gradients", or anchor = true'
+            )
+
+    @property
+    def bits(self) -> Bits | None:
+        """Width of the codec; None when numbers travel as they are."""
+        widths: dict[str, Bits | None] = {"f32": None, "8bit": 8, "4bit": 4}
+        return widths[self.codec]
+
+    @property
+    def first_steps(self) -> int:
+        """Local steps before the first round."""
+        return self.start_steps if self.start == "oneshot" else 0
+
+    def steps_after(self, rounds: int) -> int:
+        """Return how many steps a model has taken after so many rounds: its gradient budget."""
+        return self.first_steps + rounds * self.exchange_every
+
 
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
+    "thrifty": {
+        "exchange": "average",
+        "exchange_every": 10,
+        "temperature": 1.0,
+        "epsilon": 0.0,
+        "min_probes": 0.1,
+        "min_gradient_weight": 0.02,
+    },
     "paper": {
+        "exploration": "uniform",
+        "probes": 0.0,
         "temperature": 1.0,
         "loss": "sum",
         "measure_on": "train",
+        "final_full": 0.0,
+        "start": "cold",
+        "exchange_every": 1,
+        "codec": "f32",
         "anchor": False,
         "defended": False,
         "survey": 0,
+        "alarm": 0.0,
         "adopt_after": 0,
     },
 }
@@ -126,34 +202,48 @@ def prune_weights(weights: Mapping[PeerId, float], minimum: float) -> dict[PeerI
     return {peer_id: weight / total for peer_id, weight in kept.items()}
 
 
-def sample_neighbors(
-    candidates: Iterable[PeerId],
+def best_neighbors(
+    candidates: Sequence[PeerId],
     weights: Mapping[PeerId, float],
     count: int,
-    epsilon: float,
     rng: np.random.Generator,
 ) -> tuple[PeerId, ...]:
-    """Sample a round's neighbors ε-greedily (section 3.3, "Sampling scheme").
+    """Return the candidates of highest weight (section 3.3, "Sampling scheme", greedy).
 
-    One coin a round: with probability ε all are drawn uniformly, otherwise those of highest weight
-    are taken. Ties, such as peers never measured, are broken at random.
+    The cost depends on how many peers were ever measured, not on how many there are.
 
     Args:
         candidates: The reachable peers, self not among them.
-        weights: Collaboration weights; a peer that is absent counts as 0.
-        count: M, the number of neighbors to sample.
-        epsilon: Probability of sampling uniformly, in [0, 1].
-        rng: Draws exactly one number and one permutation, whatever the outcome.
+        weights: Collaboration weights of candidates; one that is absent counts as 0.
+        count: M, the number of neighbors to return.
+        rng: Breaks ties, such as between peers never measured.
 
     Returns:
         min(count, number of candidates) distinct peers, in peer-id order.
     """
-    peer_ids = sorted(candidates)
-    uniform = rng.random() < epsilon
-    shuffled = [peer_ids[position] for position in rng.permutation(len(peer_ids))]
-    if not uniform:
-        shuffled.sort(key=lambda peer_id: -weights.get(peer_id, 0.0))
-    return tuple(sorted(shuffled[:count]))
+    known = {peer_id: weight for peer_id, weight in weights.items() if weight > 0.0}
+    last = min(heapq.nlargest(count, known.values()), default=math.inf)
+    best = [peer_id for peer_id, weight in known.items() if weight > last]
+    tied = sorted(peer_id for peer_id, weight in known.items() if weight == last)
+    best += uniform_neighbors(tied, count - len(best), rng)
+    if len(best) < count:
+        taken = set(best)
+        drawn = uniform_neighbors(candidates, count + len(taken), rng, ordered=False)
+        best += [peer_id for peer_id in drawn if peer_id not in taken][: count - len(best)]
+    return tuple(sorted(best))
+
+
+def uniform_neighbors(
+    candidates: Sequence[PeerId], count: int, rng: np.random.Generator, *, ordered: bool = True
+) -> tuple[PeerId, ...]:
+    """Draw distinct candidates uniformly (section 3.3, "Sampling scheme", exploring).
+
+    Returns:
+        min(count, number of candidates) peers, in peer-id order, or as drawn.
+    """
+    positions = rng.choice(len(candidates), min(count, len(candidates)), replace=False)
+    drawn = [candidates[position] for position in positions]
+    return tuple(sorted(drawn) if ordered else drawn)
 
 
 class Verdict(StrEnum):
@@ -249,3 +339,26 @@ def mix_predictions(
     for peer_id in members[1:]:
         mixed += np.float32(weights[peer_id]) * probabilities[peer_id]
     return mixed
+
+
+def average_models(weights: Mapping[PeerId, float], models: Mapping[PeerId, Tensors]) -> Tensors:
+    """Average models: P ← Σ_j w_ij P_j, in f32.
+
+    Args:
+        weights: Weights that sum to 1 over the models.
+        models: Models of one layout. Tensors that aren't floating-point, such as counters, have no
+            mean: they become those of the largest weight.
+
+    Returns:
+        A new model of the same layout.
+    """
+    members = sorted(weights)
+    layout = models[members[0]].layout
+    leader = max(members, key=weights.__getitem__)
+    result = Tensors.of(layout, models[leader])
+    for name in layout.floating:
+        mixed = np.float32(weights[members[0]]) * models[members[0]].as_f32(name)
+        for peer_id in members[1:]:
+            mixed += np.float32(weights[peer_id]) * models[peer_id].as_f32(name)
+        result.set_f32(name, mixed)
+    return result

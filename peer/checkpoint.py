@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from peer.core import KeptModel, PeerSnapshot
+from peer.acquaintances import KeptModel
+from peer.core import PeerSnapshot
+from peer.exploration import ExplorerState
 from protocol.errors import CheckpointError
 from protocol.messages import ModelSnapshot, PeerId, Version
 from protocol.tensors import Array, Layout, Tensors
 
-FORMAT = 1
+FORMAT = 2
 _Entries = dict[str, dict[str, Any]]
 _DTYPE_NAMES = {
     "f32": "float32",
@@ -71,10 +74,12 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
         "round_number": core.round_number,
         "version": core.model.version,
         "loss_averages": dict(core.loss_averages),
+        "measured_at": dict(core.measured_at),
         "kept": {
-            peer_id: [kept.snapshot.version, kept.loss, kept.fetched_round]
+            peer_id: [kept.snapshot.version, kept.snapshot.friends, kept.loss, kept.fetched_round]
             for peer_id, kept in core.kept.items()
         },
+        "explorer": msgspec.to_builtins(core.explorer, order="sorted"),
         "rng_state": core.rng_state,
         "totals": dict(checkpoint.totals),
     }
@@ -117,12 +122,14 @@ def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) 
     kept = {
         PeerId(peer_id): KeptModel(
             ModelSnapshot(
-                version=Version(*version), tensors=_tensors(f"models/{peer_id}", entries, layout)
+                version=Version(*version),
+                tensors=_tensors(f"models/{peer_id}", entries, layout),
+                friends=tuple(friends),
             ),
             loss,
             fetched_round,
         )
-        for peer_id, (version, loss, fetched_round) in metadata["kept"].items()
+        for peer_id, (version, friends, loss, fetched_round) in metadata["kept"].items()
     }
     core = PeerSnapshot(
         round_number=metadata["round_number"],
@@ -130,7 +137,9 @@ def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) 
             version=Version(*metadata["version"]), tensors=_tensors("own", entries, layout)
         ),
         loss_averages={PeerId(key): value for key, value in metadata["loss_averages"].items()},
+        measured_at={PeerId(key): value for key, value in metadata["measured_at"].items()},
         kept=kept,
+        explorer=msgspec.convert(metadata["explorer"], ExplorerState),
         rng_state=metadata["rng_state"],
     )
     prefix = "optimizer/"

@@ -22,9 +22,10 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where examples come from, and the model that learns from them."""
 
     data: str
-    """`digits`, `fashion-mnist`, a `.npz` file, or your own `package.module:function`."""
+    """`digits`, `fashion-mnist`, `cifar-10`, `cifar-100`, `shakespeare`, a `.npz` file, or your own
+    `package.module:function`."""
     data_folder: str = ""
-    """Where the files of `fashion-mnist` lie; empty looks in the usual places."""
+    """Where the files of a data set lie; empty looks in the usual places."""
     download: bool = False
     """Whether `fashion-mnist` may be downloaded from its official home when it isn't there."""
     pool: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
@@ -32,7 +33,7 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
     classes: Natural = 0
     """Number of classes in the whole federation; 0 takes the data set's."""
     model: str
-    """`logistic`, `mlp`, `cnn`, or your own `package.module:function`."""
+    """`logistic`, `mlp`, `cnn`, `lstm`, or your own `package.module:function`."""
     model_seed: Seed = 0
     """Seed of the initial parameters, which must be the same at all peers of a federation."""
     seed: Seed = 0

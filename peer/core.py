@@ -7,14 +7,15 @@ the same effects. Answers that carry another round number than the current one a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 import numpy as np
 
 from peer import algorithm
+from peer.acquaintances import Acquaintances, KeptModel
 from peer.algorithm import AlgorithmSettings, Verdict, WeightedGradient
 from peer.events import (
     Adopt,
@@ -28,6 +29,7 @@ from peer.events import (
     GradientArrived,
     Measure,
     Measured,
+    ModelAsked,
     ModelFetched,
     ModelUnchanged,
     NeighborsChanged,
@@ -41,25 +43,13 @@ from peer.events import (
     Stepped,
     Stopped,
     StopRequested,
+    Train,
 )
+from peer.exploration import Candidates, Explorer, ExplorerState
+from peer.learner import Batch
 from protocol.errors import LocalProtocolError
-from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
+from protocol.messages import MAX_FRIENDS, GradientUpdate, ModelSnapshot, PeerId, Version
 from protocol.tensors import Tensors
-
-
-@dataclass(frozen=True, slots=True)
-class KeptModel:
-    """A fetched model of another peer.
-
-    Attributes:
-        snapshot: The model.
-        loss: Its latest measured loss, or None before that.
-        fetched_round: The round in which its owner last said that it is the newest.
-    """
-
-    snapshot: ModelSnapshot
-    loss: float | None
-    fetched_round: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +60,24 @@ class PeerSnapshot:
         round_number: The next round.
         model: The own model; a restored peer publishes it under a larger incarnation.
         loss_averages: L̂_ij.
+        measured_at: The round in which each peer was last measured.
         kept: Models of others.
+        explorer: Whom to look at next.
         rng_state: The sampling generator's state.
     """
 
     round_number: int
     model: ModelSnapshot
     loss_averages: Mapping[PeerId, float]
+    measured_at: Mapping[PeerId, int]
     kept: Mapping[PeerId, KeptModel]
+    explorer: ExplorerState
     rng_state: Mapping[str, Any]
 
 
 class _Phase(Enum):
     IDLE = auto()  # before the first round, and after the last
+    STARTING = auto()  # waiting for the first local steps
     E_STEP = auto()  # waiting for models and measurements
     M_STEP = auto()  # waiting for the own gradients to be made
     CLOSING = auto()  # waiting for RoundClosed
@@ -120,27 +115,30 @@ class PeerCore:
         self._rng = rng
         self._phase = _Phase.IDLE
         self._round_number = 0
-        self._loss_averages: dict[PeerId, float] = {}
-        self._kept: dict[PeerId, KeptModel] = {}
+        self._known = Acquaintances(
+            restored.loss_averages if restored else {},
+            restored.measured_at if restored else {},
+            restored.kept if restored else {},
+        )
+        self._explorer = Explorer(settings, rng, restored.explorer if restored else None)
         model_round = 0
         if restored is not None:
             rng.bit_generator.state = dict(restored.rng_state)
             self._round_number = restored.round_number
-            self._loss_averages = dict(restored.loss_averages)
-            self._kept = dict(restored.kept)
             model_round = restored.model.version.round_number
         self._newcomer = restored is None
         self._model = ModelSnapshot(
             version=Version(incarnation, model_round),
             tensors=restored.model.tensors if restored is not None else model,
         )
-        self._neighbors: frozenset[PeerId] = frozenset()
+        self._neighbors = Candidates()
         self._sampled: tuple[PeerId, ...] = ()
         self._weights: dict[PeerId, float] = {}
         # What this round still waits for. Completion is tested after every event that shrinks one.
-        self._measuring: set[PeerId] = set()
+        self._awaited: set[PeerId] = set()
         self._differentiating: set[PeerId] = set()
         self._losses: dict[PeerId, float] = {}
+        self._at_hand: set[PeerId] = set()
         self._own_gradient: Tensors | None = None
         self._arrived: dict[PeerId, GradientUpdate] = {}
         self._verdicts: dict[Verdict, int] = {}
@@ -164,12 +162,16 @@ class PeerCore:
             case Started(neighbors):
                 if self._phase is not _Phase.IDLE:
                     raise LocalProtocolError("Started must be the first event")
-                self._neighbors = neighbors - {self._peer_id}
-                return (Publish(self._model), *self._begin_round())
+                self._neighbors = Candidates(neighbors - {self._peer_id})
+                return self._start()
             case NeighborsChanged(neighbors):
                 return self._change_neighbors(neighbors)
             case GradientArrived(update):
                 return self._keep_gradient(update)
+            case ModelAsked(peer_id):
+                if peer_id in self._neighbors.members:
+                    self._explorer.asked_by(peer_id)
+                return ()
             case StopRequested():
                 self._phase = _Phase.STOPPED
                 return (Stopped(),)
@@ -182,8 +184,8 @@ class PeerCore:
             case ModelUnchanged(peer_id):
                 return self._take_unchanged(peer_id)
             case FetchFailed(peer_id):
-                self._measuring.discard(peer_id)
-                return self._after_measuring()
+                self._awaited.discard(peer_id)
+                return self._after_e_step()
             case Measured(peer_id, _, loss):
                 return self._take_loss(peer_id, loss)
             case Differentiated():
@@ -195,16 +197,26 @@ class PeerCore:
 
     def training_weights(self) -> dict[PeerId, float]:
         """Return w_i over self and the reachable peers ever measured: whom to sample and train."""
-        return self._weights_over(self._neighbors | {self._peer_id})
+        return self._weights_over(self._neighbors.members)
 
-    def prediction_weights(self) -> dict[PeerId, float]:
-        """Return w_i over self and every peer whose model is kept, the departed included.
+    def collaboration_weights(self) -> dict[PeerId, float]:
+        """Return w_i over those who make up this peer's predictions, small weights dropped.
 
-        Small weights are dropped; when nothing was ever measured, all weight is on self.
+        Mixing predictions, that is self and every peer whose model is kept, the departed included;
+        averaging models, self and the reachable peers. When nothing was ever measured, all weight
+        is on self.
         """
-        weights = self._weights_over(self._kept.keys() | {self._peer_id})
+        averaging = self._settings.exchange == "average"
+        others = self._neighbors.members if averaging else self._known.kept.keys()
+        weights = self._weights_over(others)
         pruned = algorithm.prune_weights(weights, self._settings.min_prediction_weight)
         return pruned or {self._peer_id: 1.0}
+
+    def prediction_weights(self) -> dict[PeerId, float]:
+        """Return w_i of the mixture; averaging models, the own model predicts alone."""
+        if self._settings.exchange == "average":
+            return {self._peer_id: 1.0}
+        return self.collaboration_weights()
 
     def mixture(self) -> dict[PeerId, Tensors]:
         """Return the models that `prediction_weights` is about."""
@@ -216,94 +228,134 @@ class PeerCore:
 
     # The E-step: sample, fetch, measure.
 
+    def _start(self) -> list[Effect]:
+        """A newcomer may take its first steps before it shows itself."""
+        if not self._newcomer:
+            return [Publish(self._model), *self._begin_round()]
+        self._explorer.begin_survey(self._neighbors)
+        steps = self._settings.first_steps
+        if not steps:
+            return [Publish(self._model), *self._begin_round()]
+        self._phase = _Phase.STARTING
+        batches = tuple(Batch(number) for number in range(steps))
+        return [Train(self._round_number, self._model.tensors, batches)]
+
     def _begin_round(self) -> list[Effect]:
         self._boundary = self._snapshot()
         if self._rounds is not None and self._round_number >= self._rounds:
             self._phase = _Phase.IDLE
             return [Finished()]
-        settings = self._settings
         self._phase = _Phase.E_STEP
         self._verdicts = {}
         self._own_gradient = None
         self._losses = {}
-        self._sampled = algorithm.sample_neighbors(
-            self._neighbors,
-            self.training_weights(),
-            settings.num_neighbors,
-            settings.epsilon,
-            self._rng,
-        )
-        fetching = sorted({*self._sampled, *self._only_measured()})
-        self._measuring = {*fetching, self._peer_id}
-        effects: list[Effect] = []
-        for peer_id in fetching:
-            kept = self._kept.get(peer_id)
-            have = kept.snapshot.version if kept and kept.loss is not None else None
-            effects.append(Fetch(peer_id, self._round_number, have))
-        effects.append(Measure(self._peer_id, self._round_number, self._model.tensors))
+        self._at_hand = set()
         self._differentiating = set()
-        if settings.anchor:
+        self._awaited = self._choose_neighbors()
+        effects: list[Effect] = []
+        for peer_id in sorted(self._awaited):
+            kept = self._known.kept.get(peer_id)
+            complete = kept is not None and (kept.loss is not None or self._is_final)
+            have = kept.snapshot if kept and complete else None
+            effects.append(Fetch(peer_id, self._round_number, have))
+        if not self._is_final:
+            self._awaited.add(self._peer_id)
+            effects.append(Measure(self._peer_id, self._round_number, self._model.tensors))
+        if self._settings.anchor and self._settings.exchange == "gradients":
             effects.append(self._differentiate(self._peer_id))
-        return effects
+        return [*effects, *self._after_e_step()]
 
-    def _only_measured(self) -> set[PeerId]:
-        """Peers whose models are wanted this round without giving them a gradient."""
+    @property
+    def _is_final(self) -> bool:
+        """Whether this is one of the last rounds, whose weights stay as they are."""
+        if self._rounds is None:
+            return False
+        return self._round_number >= self._rounds - int(self._settings.final_full * self._rounds)
+
+    def _choose_neighbors(self) -> set[PeerId]:
+        """Choose whom to sample, and return all whose models are wanted."""
         if self._settings.num_neighbors == 0:
+            self._sampled = ()
             return set()  # M = 0 is learning alone
-        if self._newcomer and self._round_number == 0:
-            rest = sorted(self._neighbors - set(self._sampled))
-            order = self._rng.permutation(len(rest))
-            return {rest[position] for position in order[: self._settings.survey]}
-        return {
-            peer_id
-            for peer_id, kept in self._kept.items()
-            if peer_id in self._neighbors
-            and self._round_number - kept.fetched_round >= self._settings.refresh_after
-        }
+        weights = self.training_weights()
+        weights.pop(self._peer_id, None)
+        stale = self._round_number - self._settings.refresh_after
+        if self._is_final:
+            useful = self._settings.min_gradient_weight
+            self._sampled = tuple(
+                peer_id
+                for peer_id in algorithm.best_neighbors(
+                    self._neighbors.ordered, weights, self._settings.num_neighbors, self._rng
+                )
+                if weights.get(peer_id, 0.0) >= useful
+            )
+            wanted = set(self._sampled)
+        else:
+            choice = self._explorer.choose(
+                self._neighbors,
+                weights,
+                self._known.recommended(),
+                self._known.measured_since(stale),
+                self._known.loss_averages.keys(),
+            )
+            self._sampled = choice.sampled
+            wanted = {*choice.sampled, *choice.probed}
+        if self._settings.exchange == "gradients":
+            wanted.update(self._neighbors.members.intersection(self._known.outdated(stale)))
+        return wanted
 
     def _take_model(self, peer_id: PeerId, snapshot: ModelSnapshot) -> list[Effect]:
-        if self._phase is not _Phase.E_STEP or peer_id not in self._measuring:
+        if self._phase is not _Phase.E_STEP or peer_id not in self._awaited:
             return []
-        self._kept[peer_id] = KeptModel(snapshot, None, self._round_number)
+        self._known.keep(peer_id, snapshot, self._round_number)
+        if self._is_final:
+            return self._have_at_hand(peer_id)
         return [Measure(peer_id, self._round_number, snapshot.tensors)]
 
     def _take_unchanged(self, peer_id: PeerId) -> list[Effect]:
         """The same model on the same examples has the same loss: no need to measure again."""
-        kept = self._kept.get(peer_id)
-        if kept is None or kept.loss is None or peer_id not in self._measuring:
+        if self._phase is not _Phase.E_STEP or peer_id not in self._awaited:
             return []
-        self._kept[peer_id] = replace(kept, fetched_round=self._round_number)
-        return self._take_loss(peer_id, kept.loss)
+        loss = self._known.confirm(peer_id, self._round_number)
+        if self._is_final and peer_id in self._known.kept:
+            return self._have_at_hand(peer_id)
+        return [] if loss is None else self._take_loss(peer_id, loss)
 
     def _take_loss(self, peer_id: PeerId, loss: float) -> list[Effect]:
-        if self._phase is not _Phase.E_STEP or peer_id not in self._measuring:
+        if self._phase is not _Phase.E_STEP or peer_id not in self._awaited:
             return []
-        self._measuring.discard(peer_id)
         self._losses[peer_id] = loss
-        if peer_id in self._kept:
-            self._kept[peer_id] = replace(self._kept[peer_id], loss=loss)
-        return self._after_measuring()
+        self._known.measured(peer_id, loss)
+        return self._have_at_hand(peer_id)
 
-    def _after_measuring(self) -> list[Effect]:
-        """Do the E-step once every model of the round is measured or given up."""
-        if self._phase is not _Phase.E_STEP or self._measuring:
+    def _have_at_hand(self, peer_id: PeerId) -> list[Effect]:
+        self._awaited.discard(peer_id)
+        self._at_hand.add(peer_id)
+        return self._after_e_step()
+
+    def _after_e_step(self) -> list[Effect]:
+        """Do the E-step once every model of the round is there, or given up."""
+        if self._phase is not _Phase.E_STEP or self._awaited:
             return []
-        for peer_id in sorted(self._losses):
-            average = algorithm.update_loss_average(
-                self._loss_averages.get(peer_id), self._losses[peer_id], self._settings.beta
-            )
-            if average is None:
-                self._loss_averages.pop(peer_id, None)
-                self._kept.pop(peer_id, None)
-            else:
-                self._loss_averages[peer_id] = average
+        self._update_averages()
         self._weights = self.training_weights()
         adopted = self._best_to_adopt()
         if adopted is not None:
             self._phase = _Phase.STEPPING
-            self._loss_averages[self._peer_id] = self._loss_averages[adopted]
+            averages = self._known.loss_averages
+            averages[self._peer_id] = averages[adopted]
             return [Adopt(self._round_number, adopted, self._tensors_of(adopted))]
         return self._begin_m_step()
+
+    def _update_averages(self) -> None:
+        """Fold the round's losses into the averages; a sudden loss of the own model alarms."""
+        own = self._known.loss_averages.get(self._peer_id, float("inf"))
+        alarm = self._settings.alarm
+        if alarm > 0 and self._losses.get(self._peer_id, 0.0) - own > alarm:
+            self._explorer.begin_survey(self._neighbors)
+        self._known.fold(self._losses, self._round_number, self._settings.beta)
+        for peer_id in self._losses:
+            self._explorer.measured(peer_id)
 
     def _best_to_adopt(self) -> PeerId | None:
         """The peer from whose model a newcomer should start, if any is old and good enough."""
@@ -312,10 +364,9 @@ class PeerCore:
         own = self._losses.get(self._peer_id, float("inf"))
         candidates = [
             (self._losses[peer_id], peer_id)
-            for peer_id in self._losses
-            if peer_id in self._kept
-            and self._kept[peer_id].snapshot.version.round_number >= self._settings.adopt_after
-            and not self._losses[peer_id] >= own
+            for peer_id, kept in self._known.kept.items()
+            if kept.snapshot.version.round_number >= self._settings.adopt_after
+            and self._losses.get(peer_id, float("inf")) < own
         ]
         return min(candidates)[1] if candidates else None
 
@@ -323,7 +374,9 @@ class PeerCore:
 
     def _begin_m_step(self) -> list[Effect]:
         self._phase = _Phase.M_STEP
-        wanted = [peer_id for peer_id in self._sampled if peer_id in self._losses]
+        if self._settings.exchange == "average":
+            return self._after_differentiating()
+        wanted = [peer_id for peer_id in self._sampled if peer_id in self._at_hand]
         if not self._settings.anchor:
             wanted.append(self._peer_id)
         effects: list[Effect] = [
@@ -336,7 +389,14 @@ class PeerCore:
 
     def _differentiate(self, peer_id: PeerId) -> Differentiate:
         self._differentiating.add(peer_id)
-        return Differentiate(peer_id, self._round_number, self._tensors_of(peer_id))
+        batch = self._batches()[0]
+        return Differentiate(peer_id, self._round_number, self._tensors_of(peer_id), batch)
+
+    def _batches(self) -> tuple[Batch, ...]:
+        """The round's batches, one for each of its steps."""
+        first = self._settings.steps_after(self._round_number)
+        numbers = range(first, first + self._settings.exchange_every)
+        return tuple(Batch(number, self._is_final) for number in numbers)
 
     def _take_gradient(self, event: Differentiated) -> list[Effect]:
         peer_id = event.peer_id
@@ -350,7 +410,7 @@ class PeerCore:
             update = GradientUpdate(
                 sender=self._peer_id,
                 sender_round=self._round_number,
-                on_version=self._kept[peer_id].snapshot.version,
+                on_version=self._known.kept[peer_id].snapshot.version,
                 weight=self._weights[peer_id],
                 num_examples=event.num_examples,
                 gradient=event.gradient,
@@ -376,15 +436,18 @@ class PeerCore:
 
     def _change_neighbors(self, neighbors: frozenset[PeerId]) -> list[Effect]:
         """A departed peer's gradient no longer counts; its losses and model stay as they are."""
-        for peer_id in self._neighbors - neighbors:
+        for peer_id in self._neighbors.members - neighbors:
             if self._arrived.pop(peer_id, None) is not None:
                 self._count(Verdict.DEPARTED)
-        self._neighbors = neighbors - {self._peer_id}
+        self._neighbors = Candidates(neighbors - {self._peer_id})
         return []
 
     def _close_round(self) -> list[Effect]:
         if self._phase is not _Phase.CLOSING:
             return []
+        if self._settings.exchange == "average":
+            self._phase = _Phase.STEPPING
+            return [Train(self._round_number, self._average(), self._batches())]
         fresh = {}
         for sender in sorted(self._arrived):
             update = self._arrived[sender]
@@ -405,7 +468,23 @@ class PeerCore:
             return self._finish_round()
         self._phase = _Phase.STEPPING
         layout = self._model.tensors.layout.gradient
-        return [Step(self._round_number, Tensors(layout, total.view(np.uint8)))]
+        batches = self._batches()[1:]
+        held = None
+        if self._settings.hold and batches and own is not None and fresh:
+            held = Tensors(layout, (total - own).view(np.uint8))
+        gradient = Tensors(layout, total.view(np.uint8))
+        return [Step(self._round_number, gradient, batches, held)]
+
+    def _average(self) -> Tensors:
+        """Mix the models at hand into the own one, small weights left out."""
+        weights = {
+            peer_id: self._weights[peer_id]
+            for peer_id in (*self._sampled, self._peer_id)
+            if peer_id in self._weights and (peer_id in self._at_hand or peer_id == self._peer_id)
+        }
+        used = algorithm.prune_weights(weights, self._settings.min_gradient_weight)
+        models = {peer_id: self._tensors_of(peer_id) for peer_id in used}
+        return algorithm.average_models(used, models) if used else self._model.tensors
 
     def _is_stale(self, on_version: Version) -> bool:
         """Whether a gradient is of another incarnation, of the future or too old."""
@@ -415,22 +494,33 @@ class PeerCore:
         return not (same and 0 <= age <= self._settings.staleness)
 
     def _take_step(self, model: Tensors) -> list[Effect]:
-        if self._phase is not _Phase.STEPPING:
+        starting = self._phase is _Phase.STARTING
+        if self._phase is not _Phase.STEPPING and not starting:
             return []
-        version = Version(self._model.version.incarnation, self._round_number + 1)
-        self._model = ModelSnapshot(version=version, tensors=model)
-        return [Publish(self._model), *self._finish_round()]
+        made_in = self._round_number if starting else self._round_number + 1
+        version = Version(self._model.version.incarnation, made_in)
+        self._model = ModelSnapshot(version=version, tensors=model, friends=self._friends())
+        published = Publish(self._model)
+        return [published, *(self._begin_round() if starting else self._finish_round())]
+
+    def _friends(self) -> tuple[PeerId, ...]:
+        """The best collaborators, as others are told: they may be theirs, too."""
+        others = {
+            peer_id: weight
+            for peer_id, weight in self._weights.items()
+            if peer_id != self._peer_id and weight >= self._settings.min_gradient_weight
+        }
+        return tuple(sorted(others, key=lambda peer_id: (-others[peer_id], peer_id))[:MAX_FRIENDS])
 
     def _finish_round(self) -> list[Effect]:
-        predicting = self.prediction_weights()
-        self._kept = {
-            peer_id: kept for peer_id, kept in sorted(self._kept.items()) if peer_id in predicting
-        }
+        collaborating = self.collaboration_weights()
+        self._known.keep_only(collaborating)
         finished = RoundFinished(
             self._round_number,
-            dict(sorted(self._loss_averages.items())),
+            dict(sorted(self._known.loss_averages.items())),
             self._weights,
-            predicting,
+            collaborating,
+            self.prediction_weights(),
             self._sampled,
             dict(self._verdicts),
         )
@@ -441,23 +531,20 @@ class PeerCore:
         return PeerSnapshot(
             round_number=self._round_number,
             model=self._model,
-            loss_averages=dict(self._loss_averages),
-            kept=dict(self._kept),
+            loss_averages=dict(self._known.loss_averages),
+            measured_at=dict(self._known.measured_at),
+            kept=dict(self._known.kept),
+            explorer=self._explorer.snapshot(),
             rng_state=self._rng.bit_generator.state,
         )
 
-    def _weights_over(self, peer_ids: frozenset[PeerId] | set[PeerId]) -> dict[PeerId, float]:
-        averages = {
-            peer_id: average
-            for peer_id, average in self._loss_averages.items()
-            if peer_id in peer_ids
-        }
-        return algorithm.collaboration_weights(averages, self._settings.temperature)
+    def _weights_over(self, others: Collection[PeerId]) -> dict[PeerId, float]:
+        return self._known.weights(self._peer_id, others, self._settings.temperature)
 
     def _tensors_of(self, peer_id: PeerId) -> Tensors:
         if peer_id == self._peer_id:
             return self._model.tensors
-        return self._kept[peer_id].snapshot.tensors
+        return self._known.tensors_of(peer_id)
 
     def _count(self, verdict: Verdict) -> None:
         self._verdicts[verdict] = self._verdicts.get(verdict, 0) + 1

@@ -14,12 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from peer.algorithm import mix_predictions
 from peer.core import PeerCore
 from peer.events import (
     Adopt,
     Differentiate,
-    Differentiated,
     Effect,
     Event,
     Fetch,
@@ -27,7 +25,7 @@ from peer.events import (
     Finished,
     GradientArrived,
     Measure,
-    Measured,
+    ModelAsked,
     ModelFetched,
     ModelUnchanged,
     NeighborsChanged,
@@ -38,17 +36,28 @@ from peer.events import (
     SendGradient,
     Started,
     Step,
-    Stepped,
     Stopped,
     StopRequested,
+    Train,
 )
-from peer.learner import Learner, Probabilities
+from peer.learner import Learner
+from peer.pace import Pace
 from peer.record import PHASES, WORK
+from peer.validation import Validation
+from peer.work import Job, do_job, num_gradients
 from protocol.errors import ModelError, PeerUnreachable, RemoteProtocolError
 from protocol.messages import GradientUpdate, PeerId
 from protocol.transport.interface import Transport
 
 T = TypeVar("T")
+
+_PHASE_OF: Mapping[type[Job], str] = {
+    Measure: "measure",
+    Differentiate: "differentiate",
+    Step: "step",
+    Train: "step",
+    Adopt: "step",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ class Daemon:
         labels: Of the measuring examples, shape (num_examples,).
         fetch_timeout_s: Longest wait for a model.
         push_timeout_s: Longest wait for a gradient to be taken.
-        min_round_s: Shortest time for a round.
+        pace: When to fetch and when to close a round.
         on_round: Told of every finished round.
 
     Attributes:
@@ -98,16 +107,16 @@ class Daemon:
         labels: npt.NDArray[np.int64],
         fetch_timeout_s: float,
         push_timeout_s: float,
-        min_round_s: float,
+        pace: Pace,
         on_round: Callable[[RoundReport], None],
     ) -> None:
         self._peer_id = peer_id
         self._core = core
         self._learner = learner
-        self._labels = labels
+        self._validation = Validation(labels)
         self._fetch_timeout_s = fetch_timeout_s
         self._push_timeout_s = push_timeout_s
-        self._min_round_s = min_round_s
+        self._pace = pace
         self._on_round = on_round
         self.finished = asyncio.Event()
         self.stopped = asyncio.Event()
@@ -124,7 +133,7 @@ class Daemon:
         self._events: deque[Event] = deque()
         self._feeding = False
         self._outgoing: dict[PeerId, GradientUpdate | None] = {}
-        self._probabilities: dict[PeerId, Probabilities] = {}
+        self._pushing: set[asyncio.Task[None]] = set()
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._work_done = dict.fromkeys(WORK, 0)
         self._round_began = time.monotonic()
@@ -141,6 +150,7 @@ class Daemon:
                     task.cancel()
         finally:
             self.stopped.set()
+            self._pace.leave()
             self._tasks = None
             for call in self._calls:
                 call.cancel()
@@ -179,6 +189,10 @@ class Daemon:
         """Hand a gradient to the core."""
         self._feed(GradientArrived(update))
 
+    def model_asked(self, peer_id: PeerId) -> None:
+        """Hand to the core that a peer asked for the own model."""
+        self._feed(ModelAsked(peer_id))
+
     def neighbors_changed(self, neighbors: frozenset[PeerId]) -> None:
         """Hand the reachable peers to the core."""
         self.neighbors = neighbors
@@ -204,37 +218,39 @@ class Daemon:
         match effect:
             case Publish(snapshot):
                 self._transport.publish(snapshot)
+                self._pace.begin(self._core.round_number)
             case Fetch():
                 self._spawn(self._fetch(effect), f"fetch {effect.peer_id}")
-            case Measure():
-                self._jobs.put_nowait(lambda: self._measure(effect))
-            case Differentiate():
-                self._jobs.put_nowait(lambda: self._differentiate(effect))
-            case Step() | Adopt():
-                self._jobs.put_nowait(lambda: self._step(effect))
+            case Measure() | Differentiate() | Step() | Train() | Adopt():
+                self._jobs.put_nowait(lambda: self._do(effect))
             case SendGradient(peer_id, update):
                 self._send(peer_id, update)
             case ReadyToClose(round_number):
-                spent = time.monotonic() - self._round_began
-                asyncio.get_running_loop().call_later(
-                    max(0.0, self._min_round_s - spent), self._feed, RoundClosed(round_number)
-                )
+                self._spawn(self._close(round_number), f"close {round_number}")
             case RoundFinished():
                 self._finish_round(effect)
+                self._pace.begin(effect.round_number + 1)  # without a step, nothing was published
             case Finished():
+                self._pace.leave()
                 self.finished.set()
             case Stopped():
                 self.stopped.set()
 
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None
         task = self._tasks.create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return task
+
+    async def _close(self, round_number: int) -> None:
+        await self._pace.closing(round_number, tuple(self._pushing))
+        self._feed(RoundClosed(round_number))
 
     async def _fetch(self, effect: Fetch) -> None:
-        began = time.monotonic()
         peer_id, round_number = effect.peer_id, effect.round_number
+        await self._pace.fetching(round_number)
+        began = time.monotonic()
         event: Event
         try:
             snapshot = await self._transport.fetch(peer_id, effect.have, self._fetch_timeout_s)
@@ -254,7 +270,9 @@ class Daemon:
         idle = peer_id not in self._outgoing
         self._outgoing[peer_id] = update
         if idle:
-            self._spawn(self._push(peer_id), f"push {peer_id}")
+            task = self._spawn(self._push(peer_id), f"push {peer_id}")
+            self._pushing.add(task)
+            task.add_done_callback(self._pushing.discard)
 
     async def _push(self, peer_id: PeerId) -> None:
         try:
@@ -284,62 +302,31 @@ class Daemon:
             if self._stopping:
                 self._feed(StopRequested())
 
-    # These run in the worker and return what is to be done on the event loop.
-
-    def _measure(self, effect: Measure) -> Callable[[], None]:
-        with _Stopwatch(self._seconds, "measure"):
-            measurement = self._learner.measure(effect.model)
-        event = Measured(effect.peer_id, effect.round_number, measurement.loss)
-
-        def deliver() -> None:
-            self._work_done["measured"] += 1
-            self._probabilities[effect.peer_id] = measurement.probabilities
-            self._feed(event)
-
-        return deliver
-
-    def _differentiate(self, effect: Differentiate) -> Callable[[], None]:
-        own = effect.peer_id == self._peer_id
-        with _Stopwatch(self._seconds, "differentiate"):
-            gradient = self._learner.differentiate(effect.model, effect.round_number, own=own)
-        event = Differentiated(
-            effect.peer_id, effect.round_number, gradient.tensors, gradient.num_examples
-        )
+    def _do(self, job: Job) -> Callable[[], None]:
+        """Do a job, in the worker, and return what is to be done on the event loop."""
+        phase = _PHASE_OF[type(job)]
+        steps = phase == "step"
+        if steps:
+            self.in_step = False
+        with _Stopwatch(self._seconds, phase):
+            event, measurement = do_job(self._learner, self._peer_id, job)
 
         def deliver() -> None:
-            self._work_done["differentiated"] += 1
-            self._feed(event)
-
-        return deliver
-
-    def _step(self, effect: Step | Adopt) -> Callable[[], None]:
-        self.in_step = False
-        with _Stopwatch(self._seconds, "step"):
-            if isinstance(effect, Step):
-                model = self._learner.step(effect.gradient)
+            if measurement is not None and isinstance(job, Measure):
+                self._validation.measured(job.peer_id, measurement.probabilities)
+                self._work_done["measured"] += 1
             else:
-                model = self._learner.adopt(effect.model)
-
-        def deliver() -> None:
-            self._feed(Stepped(effect.round_number, model))
-            self.in_step = True
+                self._work_done["differentiated"] += num_gradients(job)
+            self._feed(event)
+            if steps:
+                self.in_step = True
 
         return deliver
 
     def _finish_round(self, finished: RoundFinished) -> None:
         now = time.monotonic()
         self._seconds["total"] = now - self._round_began
-        weights = finished.prediction_weights
-        self._probabilities = {
-            peer_id: self._probabilities[peer_id]
-            for peer_id in weights
-            if peer_id in self._probabilities
-        }
-        known = {peer_id: weights[peer_id] for peer_id in self._probabilities}
-        accuracy = None
-        if known:  # the members measured by this process: all but those of a checkpoint
-            mixed = mix_predictions(known, self._probabilities)
-            accuracy = float((mixed.argmax(axis=1) == self._labels).mean())
+        accuracy = self._validation.accuracy(finished.prediction_weights)
         self._on_round(RoundReport(finished, accuracy, self._seconds, self._work_done))
         self._round_began = now
         self._seconds = dict.fromkeys(PHASES, 0.0)

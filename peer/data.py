@@ -57,15 +57,26 @@ class Dataset:
         train: Examples to learn from.
         test: The data set's own test part, or None when it has none.
         num_classes: Number of classes in the whole data set.
+        train_owners: Whose each example is, where they are somebody's, such as a speaking role's: a
+            position in `owner_names`. Shape (num_examples,).
+        test_owners: The same of the test part.
+        owner_names: The owners' names; not all need have examples. Empty when nobody's.
+        owner_groups: A number from 0 for each owner, alike for those that belong together, such as
+            the roles of one play; empty when they don't.
 
     Raises:
-        DataError: A label is num_classes or more, or the two parts hold inputs of two shapes.
+        DataError: A label is num_classes or more, the two parts hold inputs of two shapes, or the
+            owners don't fit the examples.
     """
 
     name: str
     train: Examples
     test: Examples | None
     num_classes: int
+    train_owners: npt.NDArray[np.int64] | None = None
+    test_owners: npt.NDArray[np.int64] | None = None
+    owner_names: tuple[str, ...] = ()
+    owner_groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for part, examples in (("train", self.train), ("test", self.test)):
@@ -82,6 +93,36 @@ class Dataset:
                     f"{self.name}: the test inputs have the shape {examples.inputs.shape[1:]}, "
                     f"the train inputs {self.input_shape}: prepare both parts alike"
                 )
+        self._check_owners("train", self.train, self.train_owners)
+        self._check_owners("test", self.test, self.test_owners)
+        if self.owner_groups and len(self.owner_groups) != len(self.owner_names):
+            raise DataError(
+                f"{self.name}: {len(self.owner_names)} owners have {len(self.owner_groups)} "
+                "groups: give one for each owner, or none at all"
+            )
+
+    def _check_owners(
+        self, part: str, examples: Examples | None, owners: npt.NDArray[np.int64] | None
+    ) -> None:
+        if examples is None or not self.owner_names:
+            if owners is not None:
+                raise DataError(
+                    f"{self.name}: there are {part}_owners, but no owner_names or no {part} part: "
+                    "leave them out"
+                )
+            return
+        if owners is None:
+            raise DataError(f"{self.name}: there are owner_names, but no {part}_owners: add them")
+        if owners.shape != (len(examples),) or owners.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.name}: {part}_owners are {owners.dtype} of shape {owners.shape}: give one "
+                f"whole number for each of the {len(examples)} examples"
+            )
+        if len(owners) and not 0 <= owners.min() <= owners.max() < len(self.owner_names):
+            raise DataError(
+                f"{self.name}: {part}_owners go from {owners.min()} to {owners.max()}, but there "
+                f"are {len(self.owner_names)} owner_names, from 0"
+            )
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -67,12 +67,17 @@ class RawDataset:
         train: Inputs and labels to learn from.
         test: Its own test part, or None.
         num_classes: Number of classes, or None when only the labels tell.
+        train_owners: As in `peer.data.Dataset`, like all that follow.
     """
 
     name: str
     train: tuple[npt.NDArray[Any], npt.NDArray[Any]]
     test: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None
     num_classes: int | None
+    train_owners: npt.NDArray[np.int64] | None = None
+    test_owners: npt.NDArray[np.int64] | None = None
+    owner_names: tuple[str, ...] = ()
+    owner_groups: tuple[int, ...] = ()
 
 
 def read_digits() -> RawDataset:

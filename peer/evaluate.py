@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from peer.algorithm import mix_predictions
 from peer.data import Examples
-from peer.learner import Learner, Probabilities
+from peer.learner import Batch, Learner, Probabilities
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
 
@@ -40,17 +40,15 @@ def evaluate(
 
 
 def train_alone(
-    learner: Learner, rounds: int, wanted: Callable[[], bool] = lambda: True
+    learner: Learner, steps: int, wanted: Callable[[], bool] = lambda: True
 ) -> Tensors | None:
-    """Train local-only: as many gradient steps as rounds, without anybody else.
+    """Train local-only: so many local steps, without anybody else.
 
     Returns:
         The model, or None as soon as it isn't `wanted` any more.
     """
-    model = learner.parameters()
-    for round_number in range(rounds):
+    for step in range(steps):
         if not wanted():
             return None
-        gradient = learner.differentiate(model, round_number, own=True)
-        model = learner.step(gradient.tensors)
-    return model
+        learner.train(None, (Batch(step),))
+    return learner.parameters()

@@ -6,11 +6,12 @@ the effect. These are not messages: chunks, retries and deadlines are the transp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peer.algorithm import Verdict
-from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
+from peer.learner import Batch
+from protocol.messages import GradientUpdate, ModelSnapshot, PeerId
 from protocol.tensors import Tensors
 
 
@@ -80,6 +81,13 @@ class GradientArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelAsked:
+    """Another peer asked for the own model; may come at any time."""
+
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class RoundClosed:
     """Answers `ReadyToClose`: step with what has arrived."""
 
@@ -88,7 +96,7 @@ class RoundClosed:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Answers `Step` and `Adopt` with the new own model."""
+    """Answers `Step`, `Train` and `Adopt` with the new own model."""
 
     round_number: int
     model: Tensors
@@ -108,6 +116,7 @@ Event = (
     | Measured
     | Differentiated
     | GradientArrived
+    | ModelAsked
     | RoundClosed
     | Stepped
     | StopRequested
@@ -123,11 +132,11 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fetch a peer's newest model unless it is the version at hand."""
+    """Fetch a peer's newest model unless it is the one at hand, on which the answer may build."""
 
     peer_id: PeerId
     round_number: int
-    have: Version | None
+    have: ModelSnapshot | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +150,12 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Differentiate:
-    """Differentiate a model on the round's batch."""
+    """Differentiate a model on a batch."""
 
     peer_id: PeerId
     round_number: int
     model: Tensors
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +175,24 @@ class ReadyToClose:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Take one optimizer step on the own model."""
+    """Take one optimizer step on the own model, then local steps on these batches.
+
+    To the own gradient of each of those, what others sent is added once more, where `held` has it.
+    """
 
     round_number: int
     gradient: Tensors
+    batches: Sequence[Batch]
+    held: Tensors | None
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Go on from this model, the optimizer as it is, with local steps on these batches."""
+
+    round_number: int
+    model: Tensors
+    batches: Sequence[Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +212,8 @@ class RoundFinished:
         round_number: The round.
         loss_averages: L̂_ij of every peer ever measured.
         training_weights: Whom to sample and train: over self and the reachable peers.
+        collaboration_weights: Who makes up this peer's predictions, by a mixture of kept models or
+            by averaging: what a weight matrix shows.
         prediction_weights: The mixture: over self and the peers whose models are kept.
         sampled: The round's sampled neighbors.
         verdicts: How many gradients of others were applied, and refused by reason.
@@ -196,6 +222,7 @@ class RoundFinished:
     round_number: int
     loss_averages: Mapping[PeerId, float]
     training_weights: Mapping[PeerId, float]
+    collaboration_weights: Mapping[PeerId, float]
     prediction_weights: Mapping[PeerId, float]
     sampled: tuple[PeerId, ...]
     verdicts: Mapping[Verdict, int]
@@ -219,6 +246,7 @@ Effect = (
     | SendGradient
     | ReadyToClose
     | Step
+    | Train
     | Adopt
     | RoundFinished
     | Finished

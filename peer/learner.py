@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from peer.data import Split
 from protocol.tensors import Layout, Tensors
 
 Probabilities = npt.NDArray[np.float32]
 """Shape (num_examples, num_classes); each row sums to 1."""
+
+
+class Batch(NamedTuple):
+    """Names one batch of a peer's examples; the same name always means the same examples.
+
+    Attributes:
+        number: Batches are numbered from 0, one for each step of the own model.
+        full: Whether it is drawn from all local training examples, the holdout included.
+    """
+
+    number: int
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +92,36 @@ class Learner(Protocol):
     def measure(self, model: Tensors) -> Measurement:
         """Measure any model on the holdout, or on the training examples."""
 
-    def differentiate(self, model: Tensors, round_number: int, *, own: bool) -> Gradient:
-        """Differentiate any model on the round's batch of training examples.
+    def differentiate(
+        self,
+        model: Tensors,
+        batch: Batch,
+        *,
+        own: bool,
+        example_weights: npt.NDArray[np.float32] | None = None,
+    ) -> Gradient:
+        """Differentiate any model on a batch; `own` keeps what the model's buffers became.
 
-        A round has one batch, whatever the model; `own` keeps what the model's buffers became.
+        With `example_weights`, shape (batch size,), the loss is Σ weight * loss / batch size.
         """
+
+    def positions(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """Return where a batch's examples lie among the training examples: fit, then holdout."""
+
+    def use_examples(self, split: Split) -> None:
+        """Go on with other examples of the same kind: the data have changed."""
 
     def step(self, gradient: Tensors) -> Tensors:
         """Take one optimizer step on the own model and return the new one."""
+
+    def train(
+        self, model: Tensors | None, batches: Sequence[Batch], held: Tensors | None = None
+    ) -> Tensors:
+        """Take a local step on each batch and return the new own model.
+
+        It goes on from `model`, or from the own one, with the optimizer as it is; `held`, a
+        gradient of others, is added to the gradient of each step.
+        """
 
     def adopt(self, model: Tensors) -> Tensors:
         """Make another's model the own one, with a fresh optimizer, and return a copy."""

@@ -67,10 +67,53 @@ def cnn(input_shape: Shape, num_classes: int) -> nn.Module:
     )
 
 
+class _Ids(nn.Module):
+    """Makes whole numbers of inputs, which all come as floats."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.long()
+
+
+class _LastStep(nn.Module):
+    """What a recurrent network puts out at the end of each sequence."""
+
+    def __init__(self, network: nn.LSTM) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.network(steps)[0]  # (n, length, hidden_size)
+        return outputs[:, -1]
+
+
+def lstm(input_shape: Shape, num_classes: int, hidden_size: int = 100) -> nn.Module:
+    """Build a network that tells the next character of a text: a stacked LSTM of two layers.
+
+    Inputs are ids of characters, from 0 to num_classes - 1, since what follows is a character, too.
+    The hidden size is for CPUs; LEAF and the papers on it use 256. With 77 characters, 100 gives
+    133,193 parameters.
+
+    Raises:
+        ModelError: The inputs are no sequences.
+    """
+    if len(input_shape) != 1:
+        raise ModelError(
+            f'model "lstm" needs inputs of shape (length,), ids of characters, not {input_shape}: '
+            "use it with the data set shakespeare, or take cnn or mlp"
+        )
+    return nn.Sequential(
+        _Ids(),
+        nn.Embedding(num_classes, 8),  # (n, length, 8)
+        _LastStep(nn.LSTM(8, hidden_size, num_layers=2, batch_first=True)),  # (n, hidden_size)
+        nn.Linear(hidden_size, num_classes),
+    )
+
+
 READY_MADE: dict[str, Callable[[Shape, int], nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
     "cnn": cnn,
+    "lstm": lstm,
 }
 
 

@@ -14,7 +14,7 @@ import torch
 
 import peer.process  # noqa: F401  what the forked peers run
 from peer.data import Examples, Split
-from peer.learner import TrainingSettings
+from peer.learner import Batch, TrainingSettings
 from peer.models import build_model
 from peer.torch_learner import TorchLearner
 
@@ -25,7 +25,7 @@ def warm_up() -> None:
     examples = Examples(np.zeros((2, 1, 4, 4), np.float32), np.zeros(2, np.int64))
     split = Split(fit=examples, holdout=examples, test=examples)
     learner = TorchLearner(build_model("cnn", (1, 4, 4), 2, 0), split, 2, TrainingSettings())
-    learner.step(learner.differentiate(learner.parameters(), 0, own=True).tensors)
+    learner.train(None, (Batch(0),))
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every shared page
 

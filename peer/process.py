@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import hashlib
 import logging
 import os
 import time
@@ -17,15 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from peer.assembly import new_learner, split_examples, without_holdout
 from peer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from peer.config import PeerSettings, resolve
 from peer.core import PeerCore, PeerSnapshot
 from peer.daemon import Daemon, RoundReport
-from peer.data import Split, split
-from peer.evaluate import evaluate, train_alone
+from peer.data import Split
+from peer.evaluate import train_alone
 from peer.events import RoundFinished
 from peer.files import locked, replacing
-from peer.models import build_model
+from peer.pace import FreeRunning
 from peer.record import (
     CHECKPOINT_FILE,
     READY_FILE,
@@ -34,8 +34,10 @@ from peer.record import (
     Recorder,
     write_json,
 )
+from peer.result import peer_result
 from peer.sources import load_source
 from peer.stopping import stop_signals
+from peer.streams import Streams
 from peer.torch_learner import TorchLearner
 from protocol.discovery.interface import Discovery
 from protocol.discovery.static import StaticDiscovery, check_endpoint
@@ -93,25 +95,6 @@ def run_peer(settings: PeerSettings, base: Path, options: RunOptions) -> None:
             peer.recorder.close()
 
 
-@dataclass(slots=True)
-class _Streams:
-    """The independent random streams of one peer, all from (seed, name)."""
-
-    split: np.random.Generator
-    sampling: np.random.Generator
-    batches: int
-
-    @classmethod
-    def of(cls, seed: int, name: str) -> _Streams:
-        key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
-        first, second, third = np.random.SeedSequence((seed, key)).spawn(3)
-        return cls(
-            np.random.default_rng(first),
-            np.random.default_rng(second),
-            int(third.generate_state(1)[0]),
-        )
-
-
 class _Peer:
     """The parts of one peer, put together."""
 
@@ -122,7 +105,7 @@ class _Peer:
         self._state = state
         self._options = options
         network, algorithm = settings.network, settings.algorithm
-        streams = _Streams.of(settings.seed, settings.name)
+        streams = Streams.of(settings.seed, settings.name)
         self._import_paths = (base, *(resolve(base, path) for path in settings.import_paths))
         self._split = self._load(base, streams.split)
         self._seed = streams.batches
@@ -169,7 +152,7 @@ class _Peer:
             labels=self._learner.measured_labels,
             fetch_timeout_s=settings.network.fetch_timeout_s,
             push_timeout_s=settings.network.push_timeout_s,
-            min_round_s=settings.min_round_s,
+            pace=FreeRunning(settings.min_round_s),
             on_round=self._round_finished,
         )
         self._transport = ZeroMQTransport(
@@ -183,10 +166,10 @@ class _Peer:
             layout=self._learner.layout,
             task=self._learner.task,
             listener=self._daemon,
+            bits=settings.algorithm.bits,
         )
         with stop_signals(self._stopping, self._options.lifeline):
             endpoint = await self._transport.start()
-            self._transport.publish(self._core.model)
             try:
                 self._tell_ready(endpoint)
                 await self._live()
@@ -253,26 +236,20 @@ class _Peer:
         """Evaluate on the test examples, in the learner's thread."""
         local = None
         if self._settings.local_baseline:
-            alone = Split(fit=self._split.train, holdout=self._split.holdout, test=self._split.test)
             local = train_alone(
-                self._new_learner(alone),
-                self._core.round_number,
+                self._new_learner(without_holdout(self._split)),
+                self._settings.algorithm.steps_after(self._core.round_number),
                 wanted=lambda: not self._stopping.is_set(),
             )
-        mixture, weights = self._core.mixture(), self._core.prediction_weights()
-        accuracies = evaluate(
-            self._learner, self._split.test, mixture, weights, self._core.model.tensors, local
+        return peer_result(
+            self._settings.name,
+            self._core,
+            self._learner,
+            self._split,
+            local=local,
+            weights=self.recorder.named(self._core.prediction_weights()),
+            totals=self._totals(),
         )
-        totals = self._totals()
-        return {
-            "name": self._settings.name,
-            "rounds": self._core.round_number,
-            "num_train": len(self._split.train),
-            "num_test": len(self._split.test),
-            **accuracies,
-            "weights": self.recorder.named(weights),
-            **totals,
-        }
 
     def _totals(self) -> dict[str, float]:
         """What this peer spent so far, before it was last started included."""
@@ -306,7 +283,7 @@ class _Peer:
     def _log_progress(self, finished: RoundFinished, accuracy: float | None) -> None:
         others = {
             self.recorder.name_of(peer_id): weight
-            for peer_id, weight in finished.prediction_weights.items()
+            for peer_id, weight in finished.collaboration_weights.items()
             if peer_id != self._keys.peer_id
         }
         strongest = sorted(others.items(), key=lambda item: (-item[1], item[0]))[:3]
@@ -332,12 +309,9 @@ class _Peer:
             pool=settings.pool,
             import_paths=self._import_paths,
         )
-        algorithm = settings.algorithm
-        fraction = algorithm.holdout_fraction if algorithm.measure_on == "holdout" else 0.0
-        parts = split(dataset, fraction, rng)
+        parts = split_examples(dataset, settings.algorithm, rng)
         self._num_classes = dataset.num_classes
-        self._input_shape = dataset.train.inputs.shape[1:]
-        if algorithm.measure_on == "holdout" and not len(parts.holdout):
+        if settings.algorithm.measure_on == "holdout" and not len(parts.holdout):
             logger.warning(
                 "%d training examples are too few for a holdout: models are measured on them, "
                 "which favors the own model",
@@ -349,21 +323,14 @@ class _Peer:
 
     def _new_learner(self, examples: Split) -> TorchLearner:
         settings = self._settings
-        module = build_model(
-            settings.model,
-            self._input_shape,
-            self._num_classes,
-            settings.model_seed,
-            self._import_paths,
-        )
-        return TorchLearner(
-            module,
-            examples,
-            self._num_classes,
+        return new_learner(
+            settings,
+            settings.algorithm,
             settings.training,
-            loss=settings.algorithm.loss,
-            measure_on=settings.algorithm.measure_on,
+            examples,
+            num_classes=self._num_classes,
             seed=self._seed,
+            import_paths=self._import_paths,
         )
 
     def _restore(self) -> Checkpoint | None:

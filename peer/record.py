@@ -29,7 +29,7 @@ class Recorder:
     """Writes `record.jsonl`, each line whole and flushed.
 
     A line holds: `round`; `time_s`, the seconds that the peer has run so far; `loss`, the own
-    model's loss average; `losses` and `weights` (the mixture's) by peer name;
+    model's loss average; `losses` and collaboration `weights` by peer name;
     `validation_accuracy` of the mixture on the measuring examples; `sampled`; `neighbors`, how
     many are reachable; `bytes_sent` and `bytes_received` so far; `seconds` by phase and in
     `total`; `work`, how many models were measured and differentiated; `gradients` of others,
@@ -63,7 +63,7 @@ class Recorder:
             "time_s": round(totals["seconds"], 4),
             "loss": finished.loss_averages.get(own),
             "losses": self.named(finished.loss_averages),
-            "weights": self.named(finished.prediction_weights),
+            "weights": self.named(finished.collaboration_weights),
             "validation_accuracy": validation_accuracy,
             "sampled": [self.name_of(peer_id) for peer_id in finished.sampled],
             "neighbors": num_neighbors,

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from peer.cifar import read_cifar
 from peer.data import Dataset, Examples
 from peer.datasets import RawDataset, read_digits, read_fashion_mnist
 from peer.files import replacing
 from peer.hooks import is_hook, load_hook
+from peer.shakespeare import read_shakespeare
 from protocol.errors import DataError
 
 _Array = npt.NDArray[Any]
-_NAMES = ("digits", "fashion-mnist")
-_KINDS = "digits, fashion-mnist, a file ending in .npz, or your own package.module:function"
+_NAMES = ("digits", "fashion-mnist", "cifar-10", "cifar-100", "shakespeare")
+_KINDS = f"{', '.join(_NAMES)}, a file ending in .npz, or your own package.module:function"
 
 
 def load_source(
@@ -40,12 +42,13 @@ def load_source(
     are. Only what is kept is converted, so a small part of a large set costs little memory.
 
     Args:
-        source: "digits"; "fashion-mnist"; the path of an .npz file with the arrays train_inputs,
-            train_labels and, if it likes, test_inputs, test_labels and num_classes; or
-            "package.module:function", which returns `((train_inputs, train_labels),
-            (test_inputs, test_labels) or None)` as arrays or torch tensors.
-        folder: Where the files of Fashion-MNIST lie, when in no usual place.
-        download: Whether to download Fashion-MNIST when it isn't there.
+        source: "digits", "fashion-mnist", "cifar-10", "cifar-100" or "shakespeare"; the path of an
+            .npz file with the arrays train_inputs, train_labels and, if it likes, test_inputs,
+            test_labels and num_classes; or "package.module:function", which returns
+            `((train_inputs, train_labels), (test_inputs, test_labels) or None)` as arrays or torch
+            tensors.
+        folder: Where the files of a named data set lie, when in no usual place.
+        download: Whether to download Fashion-MNIST when it isn't there; other sets never are.
         num_classes: Number of classes; None takes it from the source, else the largest label + 1.
         labels: Keep the examples with these labels only; None keeps all.
         part: (i, n) keeps the i-th (from 0) of n parts of train and test, interleaved label by
@@ -54,8 +57,9 @@ def load_source(
         import_paths: Folders that a hook is looked up in, after those of Python.
 
     Returns:
-        Train inputs and labels, the test part if the source has its own, and the number of
-        classes in the whole source, whatever `labels` keeps.
+        Train inputs and labels, the test part if the source has its own, the owners of both if the
+        source knows them, and the number of classes and owners in the whole source, whatever
+        `labels` and `part` keep.
 
     Raises:
         DataError: Anything is missing, malformed or out of range.
@@ -64,22 +68,32 @@ def load_source(
     parts = {"train": raw.train} | ({"test": raw.test} if raw.test is not None else {})
     checked = {name: _check(*pair, f"{raw.name}: {name}") for name, pair in parts.items()}
     num_classes = _count_classes(raw, checked, num_classes)
-    kept = {
-        name: _convert(*_select(*pair, labels, part, num_classes, raw.name), pool, raw.name)
-        for name, pair in checked.items()
-    }
+    owners = {"train": raw.train_owners, "test": raw.test_owners}
+    kept: dict[str, Examples] = {}
+    for name, (inputs, given) in checked.items():
+        chosen = _select(given, labels, part, num_classes, raw.name)
+        kept[name] = _convert(inputs[chosen], given[chosen], pool, raw.name)
+        if (whose := owners[name]) is not None:
+            owners[name] = whose[chosen]
     if not len(kept["train"]):
         raise DataError(
             f"{raw.name}: no training example is left with labels = {labels} and part = {part}: "
             "keep more labels or make fewer parts"
         )
     return Dataset(
-        name=raw.name, train=kept["train"], test=kept.get("test"), num_classes=num_classes
+        name=raw.name,
+        train=kept["train"],
+        test=kept.get("test"),
+        num_classes=num_classes,
+        train_owners=owners["train"],
+        test_owners=owners["test"],
+        owner_names=raw.owner_names,
+        owner_groups=raw.owner_groups,
     )
 
 
 def save_npz(dataset: Dataset, path: Path) -> None:
-    """Write a data set as `load_source` reads it, whole or not at all.
+    """Write a data set as `load_source` reads it, whole or not at all; owners stay behind.
 
     Raises:
         DataError: The file can't be written.
@@ -101,17 +115,23 @@ def save_npz(dataset: Dataset, path: Path) -> None:
 def _read(
     source: str, folder: Path | None, download: bool, import_paths: Sequence[Path]
 ) -> RawDataset:
-    if source == "digits":
-        return read_digits()
-    if source == "fashion-mnist":
-        return read_fashion_mnist(folder, download=download)
-    if source.endswith(".npz"):
-        return _read_npz(Path(source))
-    if is_hook(source):
-        return _call_hook(source, import_paths)
-    near = difflib.get_close_matches(source.lower(), _NAMES, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"write {_KINDS}"
-    raise DataError(f"{source!r} is no data source: {advice}")
+    match source:
+        case "digits":
+            return read_digits()
+        case "fashion-mnist":
+            return read_fashion_mnist(folder, download=download)
+        case "cifar-10" | "cifar-100":
+            return read_cifar(source, folder)
+        case "shakespeare":
+            return read_shakespeare(folder)
+        case _ if source.endswith(".npz"):
+            return _read_npz(Path(source))
+        case _ if is_hook(source):
+            return _call_hook(source, import_paths)
+        case _:
+            near = difflib.get_close_matches(source.lower(), _NAMES, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"write {_KINDS}"
+            raise DataError(f"{source!r} is no data source: {advice}")
 
 
 def _read_npz(path: Path) -> RawDataset:
@@ -232,13 +252,13 @@ def _count_classes(
 
 
 def _select(
-    inputs: _Array,
     labels: npt.NDArray[np.int64],
     keep: Sequence[int] | None,
     part: tuple[int, int] | None,
     num_classes: int,
     name: str,
-) -> tuple[_Array, npt.NDArray[np.int64]]:
+) -> npt.NDArray[np.intp] | slice:
+    """Return the positions of the examples to keep; a slice of all of them copies none."""
     chosen = np.arange(len(labels))
     if keep is not None:
         if strange := [label for label in keep if not 0 <= label < num_classes]:
@@ -254,9 +274,7 @@ def _select(
         # By label first: digits, for one, come as 0 1 … 9 0 1 …, where every second is even.
         by_label = chosen[np.argsort(labels[chosen], kind="stable")]
         chosen = np.sort(by_label[index::count])
-    if len(chosen) == len(labels):
-        return inputs, labels
-    return inputs[chosen], labels[chosen]
+    return chosen if len(chosen) < len(labels) else slice(None)
 
 
 def _convert(inputs: _Array, labels: npt.NDArray[np.int64], pool: int, name: str) -> Examples:

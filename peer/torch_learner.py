@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from peer.data import Examples, Split
 from peer.hooks import ForeignCode
-from peer.learner import Gradient, Measurement, Probabilities, TrainingSettings
+from peer.learner import Batch, Gradient, Measurement, Probabilities, TrainingSettings
 from protocol.errors import CheckpointError, ModelError
 from protocol.tensors import Layout, Tensors, TensorSpec, allocate
 
@@ -68,11 +68,8 @@ class TorchLearner:
         self._loss: Literal["mean", "sum"] = loss
         self._device = _device(settings.device)
         self._module = module.to(self._device)
-        measured = split.holdout if measure_on == "holdout" and len(split.holdout) else split.train
-        self._measured = self._on_device(measured)
-        self._fit = self._on_device(split.fit)
-        self._epoch = -1
-        self._order: torch.Tensor
+        self._measure_on = measure_on
+        self.use_examples(split)
         trainable = {name for name, p in module.named_parameters() if p.requires_grad}
         tensors = _exchanged(module)
         for name, tensor in tensors.items():
@@ -115,13 +112,28 @@ class TorchLearner:
         loss = functional.cross_entropy(logits, labels, reduction=self._loss)
         return Measurement(float(loss), _to_numpy(torch.softmax(logits, dim=1)))
 
-    def differentiate(self, model: Tensors, round_number: int, *, own: bool) -> Gradient:
-        """Return the gradient of the mean cross-entropy on the round's batch, in f32."""
-        inputs, labels = self._batch(round_number)
+    def use_examples(self, split: Split) -> None:
+        """Measure and train on these examples from now on."""
+        on_holdout = self._measure_on == "holdout" and len(split.holdout)
+        self._measured = self._on_device(split.holdout if on_holdout else split.train)
+        self._fit = self._on_device(split.fit)
+        self._train = self._on_device(split.train) if len(split.holdout) else self._fit
+        self._orders: dict[bool, tuple[int, torch.Tensor]] = {}
+
+    def differentiate(
+        self,
+        model: Tensors,
+        batch: Batch,
+        *,
+        own: bool,
+        example_weights: npt.NDArray[np.float32] | None = None,
+    ) -> Gradient:
+        """Return the gradient of the mean, or weighted, cross-entropy on the batch, in f32."""
+        inputs, labels = self._examples_of(batch)
         self._work.load(model)
         _set_training(self._module, len(labels))
-        with self._randomness(round_number), _named_failure(inputs):
-            loss = functional.cross_entropy(self._logits(inputs), labels)
+        with self._randomness(batch), _named_failure(inputs):
+            loss = self._loss_of(self._logits(inputs), labels, example_weights)
             gradients = torch.autograd.grad(loss, list(self._trainable.values()), allow_unused=True)
         result = Tensors.zeros(self.layout.gradient)
         for target, gradient in zip(result.values(), gradients, strict=True):
@@ -134,10 +146,27 @@ class TorchLearner:
 
     def step(self, gradient: Tensors) -> Tensors:
         """Feed the gradient to the own model's optimizer."""
+        self._apply(gradient)
+        return self._own.save()
+
+    def _apply(self, gradient: Tensors) -> None:
         for name, parameter in self._owned.items():
             array = torch.from_numpy(gradient[name])
             parameter.grad = array.to(device=parameter.device, dtype=parameter.dtype)
         self._optimizer.step()
+
+    def train(
+        self, model: Tensors | None, batches: Sequence[Batch], held: Tensors | None = None
+    ) -> Tensors:
+        """Take local steps, from another model or the own one, with the optimizer as it is."""
+        if model is not None:
+            self._own.load(model)
+        for batch in batches:
+            gradient = self.differentiate(self._own.save(), batch, own=True).tensors
+            if held is not None:
+                flat = gradient.flat_f32()
+                flat += held.flat_f32()
+            self._apply(gradient)
         return self._own.save()
 
     def adopt(self, model: Tensors) -> Tensors:
@@ -192,22 +221,44 @@ class TorchLearner:
             )
         return output.float()
 
-    def _batch(self, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The round's batch: epochs of shuffled full batches, a last smaller one left out."""
-        inputs, labels = self._fit
-        size = min(self._settings.batch_size, len(labels))
-        epoch, position = divmod(round_number, len(labels) // size)
-        if epoch != self._epoch:
-            order = np.random.default_rng((self._seed, epoch)).permutation(len(labels))
-            self._epoch, self._order = epoch, torch.from_numpy(order).to(self._device)
-        chosen = self._order[position * size : (position + 1) * size]
+    def _loss_of(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        example_weights: npt.NDArray[np.float32] | None,
+    ) -> torch.Tensor:
+        if example_weights is None:
+            return functional.cross_entropy(logits, labels)
+        losses = functional.cross_entropy(logits, labels, reduction="none")
+        return (losses * torch.from_numpy(example_weights).to(self._device)).mean()
+
+    def positions(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """Return the positions of the batch's examples in `split.train`."""
+        positions: npt.NDArray[np.int64] = self._chosen(batch).cpu().numpy()
+        return positions
+
+    def _examples_of(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = self._train if batch.full else self._fit
+        chosen = self._chosen(batch)
         return inputs[chosen], labels[chosen]
 
+    def _chosen(self, batch: Batch) -> torch.Tensor:
+        """A batch's positions: epochs of shuffled full batches, a last smaller one left out."""
+        labels = (self._train if batch.full else self._fit)[1]
+        size = min(self._settings.batch_size, len(labels))
+        epoch, position = divmod(batch.number, len(labels) // size)
+        at, order = self._orders.get(batch.full, (-1, None))
+        if order is None or at != epoch:
+            rng = np.random.default_rng((self._seed, epoch, batch.full))
+            order = torch.from_numpy(rng.permutation(len(labels))).to(self._device)
+            self._orders[batch.full] = epoch, order
+        return order[position * size : (position + 1) * size]
+
     @contextmanager
-    def _randomness(self, round_number: int) -> Iterator[None]:
+    def _randomness(self, batch: Batch) -> Iterator[None]:
         """Give dropout and its like a generator of their own: torch's global one, borrowed."""
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self._seed * 1_000_003 + round_number)
+            torch.default_generator.manual_seed(self._seed * 1_000_003 + batch.number)
             yield
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
@@ -238,7 +289,7 @@ class TorchLearner:
                 f"the model maps {min(2, len(labels))} inputs of shape {shape} to "
                 f"{tuple(logits.shape)}; it must return logits of shape (n, {num_classes})"
             )
-        gradient = self.differentiate(model, 0, own=False)
+        gradient = self.differentiate(model, Batch(0), own=False)
         if not np.isfinite(gradient.loss):
             raise ModelError(
                 f"the model's loss on its first batch is {gradient.loss}: "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from protocol.codec import MAX_CHUNK_BYTES, MAX_LAYOUT_BYTES
 from protocol.errors import PeerRefused, RemoteProtocolError
+from protocol.lowbit import CODECS
 from protocol.messages import PROTOCOL_MIN, PROTOCOL_VERSION, Hello, Refusal, RefusalCode, Welcome
 from protocol.tensors import Layout
 
@@ -25,6 +26,8 @@ class Credentials:
         advertise: The endpoint where others reach us.
         layout: Of the models that we exchange.
         task: What the models are for, with its label map; part of the layout's fingerprint.
+        features: What we can do beyond the protocol's version: the codecs that we can read, whether
+            or not we code what we send.
     """
 
     federation_id: str
@@ -33,6 +36,7 @@ class Credentials:
     advertise: str
     layout: Layout
     task: str
+    features: tuple[str, ...] = tuple(sorted(CODECS))
 
     def hello(self, request_id: int) -> Hello:
         """Return the first message that we send to a peer."""
@@ -40,7 +44,7 @@ class Credentials:
             request_id=request_id,
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_VERSION,
-            features=[],
+            features=list(self.features),
             name=self.name,
             incarnation=self.incarnation,
             advertise=self.advertise,

@@ -21,9 +21,15 @@ PeerId = NewType("PeerId", str)
 """The first 16 bytes of BLAKE2b of a peer's public key, in hex."""
 
 
+MAX_FRIENDS = 8
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
+Friends = Annotated[
+    tuple[Annotated[PeerId, msgspec.Meta(pattern="^[0-9a-f]{32}$")], ...],
+    msgspec.Meta(max_length=MAX_FRIENDS),
+]
 Features = Annotated[list[Annotated[str, msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=32)]
 
 
@@ -39,10 +45,17 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSnapshot:
-    """A whole model of one version, immutable."""
+    """A whole model of one version, immutable.
+
+    Attributes:
+        version: When it was made.
+        tensors: The parameters and buffers.
+        friends: The owner's best collaborators when it was published, at most `MAX_FRIENDS`.
+    """
 
     version: Version
     tensors: Tensors
+    friends: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +77,19 @@ class GradientUpdate:
     weight: float
     num_examples: int
     gradient: Tensors
+
+
+class Encoding(StrEnum):
+    """How the bytes of a model or a gradient are to be read."""
+
+    F32 = "f32"
+    """The blob as it is: the only encoding that a peer without features knows."""
+    F16 = "f16"
+    """A model whole, its trainable f32 tensors in f16."""
+    CODEC_4 = "codec-4"
+    """A gradient, or differences to the base of a model, in integers of 4 bits."""
+    CODEC_8 = "codec-8"
+    """The same in integers of 8 bits."""
 
 
 class RefusalCode(StrEnum):
@@ -129,7 +155,7 @@ class Pong(_Message, frozen=True, kw_only=True):
 
 
 class ModelRequest(_Message, frozen=True, kw_only=True):
-    """Asks for the newest model, unless it is the version the asker has.
+    """Asks for the newest model, or what leads to it from the version that the asker has.
 
     Its `request_id` is also the id of the transfer: chunks may be asked for before it is answered.
     `accept_bytes` is how much of the model may come with the offer, to spare small models a second
@@ -140,15 +166,22 @@ class ModelRequest(_Message, frozen=True, kw_only=True):
     accept_bytes: Count
 
 
-class ModelOffer(_Message, frozen=True, kw_only=True):
+class ModelOffer(_Message, frozen=True, kw_only=True, omit_defaults=True):
     """Answers `ModelRequest`: what can be pulled by chunks, for a while.
 
-    The body is the beginning of the model, as much as was accepted; the whole of a small one.
+    The body is the beginning of the bytes, as many as were accepted; all where there are few. Size
+    and digest are theirs, too. What isn't coded says nothing of encodings, so that a peer from
+    before there were any understands it. Differences build on the version `base`, which the asker
+    said to have; `leads_to` is the digest of the model that comes of coded bytes.
     """
 
     version: Version
     size_bytes: Count
     digest: Digest
+    friends: Friends
+    encoding: Encoding = Encoding.F32
+    base: Version | None = None
+    leads_to: Digest | None = None
 
 
 class ModelUnchanged(_Message, frozen=True, kw_only=True):
@@ -158,7 +191,10 @@ class ModelUnchanged(_Message, frozen=True, kw_only=True):
 
 
 class ChunkRequest(_Message, frozen=True, kw_only=True):
-    """Asks for bytes `[offset, offset + length)` of the model that is pulled as `transfer_id`."""
+    """Asks for bytes `[offset, offset + length)` of what is pulled as `transfer_id`.
+
+    Whoever asks before the offer can't know its size, but that it is never over the model's.
+    """
 
     transfer_id: Count
     offset: Count
@@ -166,16 +202,17 @@ class ChunkRequest(_Message, frozen=True, kw_only=True):
 
 
 class Chunk(_Message, frozen=True, kw_only=True):
-    """Answers `ChunkRequest`; the body is the bytes."""
+    """Answers `ChunkRequest`; the body is the bytes, as far as there are any."""
 
     transfer_id: Count
     offset: Count
 
 
-class GradientOffer(_Message, frozen=True, kw_only=True):
+class GradientOffer(_Message, frozen=True, kw_only=True, omit_defaults=True):
     """Announces a gradient that follows by chunks, under the sender's own `transfer_id`.
 
-    The body is its beginning, the whole of a small one; empty when the sender resumes.
+    The body is its beginning, the whole of a small one; empty when the sender resumes. Encodings
+    are as in `ModelOffer`.
     """
 
     transfer_id: Count
@@ -185,6 +222,7 @@ class GradientOffer(_Message, frozen=True, kw_only=True):
     on_version: Version
     weight: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
     num_examples: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+    encoding: Encoding = Encoding.F32
 
 
 class GradientChunk(_Message, frozen=True, kw_only=True):

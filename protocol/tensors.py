@@ -40,6 +40,7 @@ _NUMPY_DTYPES: Mapping[str, np.dtype[np.generic]] = {
     "bool": np.dtype("?"),
 }
 DTYPES = frozenset(_NUMPY_DTYPES)
+_FLOATING = frozenset(("f32", "f16", "bf16", "f64"))
 
 Array = npt.NDArray[np.generic]
 
@@ -116,11 +117,26 @@ class Layout:
         return all(spec.dtype == "f32" for spec in self.specs)
 
     @cached_property
+    def floating(self) -> tuple[str, ...]:
+        """Names of the floating-point tensors."""
+        return tuple(spec.name for spec in self.specs if spec.dtype in _FLOATING)
+
+    @cached_property
     def gradient(self) -> Layout:
         """The layout of a gradient: the trainable tensors, always in f32."""
         return Layout(
             TensorSpec(spec.name, "f32", spec.shape) for spec in self.specs if spec.trainable
         )
+
+    @cached_property
+    def coded(self) -> Layout:
+        """The layout of what a codec may take: the trainable tensors that are f32."""
+        return Layout(spec for spec in self.specs if spec.trainable and spec.dtype == "f32")
+
+    @cached_property
+    def uncoded(self) -> Layout:
+        """The layout of what no codec takes."""
+        return Layout(spec for spec in self.specs if spec.name not in self.coded.index)
 
     def canonical(self, task: str) -> bytes:
         """Return the canonical description of layout and task, as UTF-8 JSON."""
@@ -261,6 +277,25 @@ class Tensors(Mapping[str, Array]):
     def __repr__(self) -> str:
         digest = hashlib.blake2b(self.buffer.data, digest_size=8).hexdigest()
         return f"Tensors({len(self)} tensors, {self.layout.size_bytes} bytes, {digest})"
+
+    def as_f32(self, name: str) -> npt.NDArray[np.float32]:
+        """Return a floating-point tensor's values in f32: a view where they are f32 already."""
+        array = self[name]
+        if self._dtype_of(name) == "bf16":  # the upper half of an f32
+            return (array.astype(np.uint32) << 16).view(np.float32)
+        return array.astype(np.float32, copy=False)
+
+    def set_f32(self, name: str, values: npt.NDArray[np.float32]) -> None:
+        """Write f32 values into a floating-point tensor, rounded to its type."""
+        if self._dtype_of(name) == "bf16":  # to the nearest, ties to even
+            bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            self[name][...] = rounded.astype(np.uint16)
+        else:
+            self[name][...] = values
+
+    def _dtype_of(self, name: str) -> str:
+        return self.layout.specs[self.layout.index[name]].dtype
 
     def flat_f32(self) -> npt.NDArray[np.float32]:
         """View an all-f32 blob, such as a gradient, as one vector; the zero gaps are in it.

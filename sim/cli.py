@@ -32,6 +32,8 @@ in use, 6 checkpoint, 7 swarm processes, 8 run folder, 9 protocol, 10 files and 
 # Modules are imported when their command is, so that `coterie --help` need not wait for torch.
 _COMMANDS = {
     "swarm": ("sim.swarm", "run many peers on this machine and report"),
+    "simulate": ("sim.simulate", "run many peers in one process, reproducibly, and report"),
+    "compare": ("sim.compare", "compare methods in several regimes, tuned alike"),
     "peer": ("peer.cli", "run one peer in the foreground"),
     "inspect": ("sim.inspect", "show who collaborates with whom in a run"),
     "keygen": ("sim.keygen", "make a peer's keys"),

@@ -19,7 +19,7 @@ class Pool:
 
     Attributes:
         name: For errors, such as "group 2 (labels 4-5)".
-        peers: Who draws, at least one.
+        peers: Who draws, at least one; a peer that draws twice has a second number.
         labels: Which labels; None for all.
     """
 
@@ -57,17 +57,23 @@ def deal(
     Returns:
         The positions of each peer's examples, by peer.
     """
-    ordered = _fill_pools(labels, pools, rng)
     dealt: dict[int, Indices] = {}
-    for pool, examples in zip(pools, ordered, strict=True):
+    for pool, examples in zip(pools, fill_pools(labels, pools, rng), strict=True):
         counts = sizes(pool, len(examples), rng)
-        taken = rng.permutation(examples[: counts.sum()])
-        parts = np.split(taken, np.cumsum(counts)[:-1])
-        dealt.update(zip(pool.peers, parts, strict=True))
+        dealt.update(hand_out(pool, examples, counts, rng))
     return dealt
 
 
-def _fill_pools(labels: Labels, pools: Sequence[Pool], rng: np.random.Generator) -> list[Indices]:
+def hand_out(
+    pool: Pool, examples: Indices, counts: Counts, rng: np.random.Generator
+) -> dict[int, Indices]:
+    """Give each peer of a pool so many of its examples, as from `fill_pools`; all draw alike."""
+    taken = rng.permutation(examples[: counts.sum()])
+    parts = np.split(taken, np.cumsum(counts)[:-1])
+    return dict(zip(pool.peers, parts, strict=True))
+
+
+def fill_pools(labels: Labels, pools: Sequence[Pool], rng: np.random.Generator) -> list[Indices]:
     """Return the examples of each pool, ordered so that any first part of them is balanced.
 
     An example's place is its rank within its label divided by how frequent the label is, which is
@@ -123,12 +129,28 @@ def count_shares(labels: Labels, shares: npt.NDArray[np.float64]) -> Counts:
     return np.diff(ends, axis=1, prepend=0)
 
 
+def scale_counts(counts: Counts, labels: Labels) -> Counts:
+    """Return counts that divide these examples as `counts` divides others, label by label.
+
+    Args:
+        counts: Shape (num_classes, num_peers). A label that nobody has is given to nobody, so that
+            no peer gets a label that it doesn't have.
+        labels: The label of each example to divide.
+    """
+    # Whole numbers throughout: no rounding error gives a peer a label that it doesn't have.
+    ends: Counts = np.cumsum(counts, axis=1)
+    totals = np.maximum(ends[:, -1:], 1)
+    num_examples = np.bincount(labels, minlength=len(counts))[:, np.newaxis]
+    ends = (2 * ends * num_examples + totals) // (2 * totals)
+    return np.diff(ends, axis=1, prepend=0)
+
+
 def deal_counts(labels: Labels, counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """Deal out so many examples of each label to each peer.
+    """Deal out so many examples of each label to each peer; others are left out.
 
     Args:
         labels: The label of each example.
-        counts: As from `count_shares`, shape (num_classes, num_peers).
+        counts: Shape (num_classes, num_peers).
         rng: Decides who gets which.
 
     Returns:
@@ -137,8 +159,8 @@ def deal_counts(labels: Labels, counts: Counts, rng: np.random.Generator) -> lis
     parts: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
     for label in np.unique(labels).tolist():
         own = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(counts[label])
-        for peer, part in enumerate(np.split(own, ends[:-1])):
+        *dealt, _left_over = np.split(own, np.cumsum(counts[label]))
+        for peer, part in enumerate(dealt):
             parts[peer].append(part)
     empty = np.empty(0, dtype=np.intp)
     return [rng.permutation(np.concatenate([empty, *own])) for own in parts]

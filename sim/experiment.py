@@ -10,6 +10,7 @@ from peer.algorithm import AlgorithmSettings, Positive
 from peer.config import DataSettings, Name
 from peer.learner import TrainingSettings
 from sim.partition import PartitionSettings
+from sim.simulate_settings import SimulateSettings
 
 
 class SwarmProcessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,15 +32,16 @@ class SwarmProcessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class SwarmSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about one swarm."""
+    """Everything about one swarm, of real processes or simulated."""
 
     name: Name
     """Names the run folder."""
     peers: Annotated[int, msgspec.Meta(ge=1, le=1000)]
-    """K, the number of peers, each a process of its own."""
+    """K, the number of peers; in `coterie swarm` each is a process of its own."""
     rounds: Annotated[int, msgspec.Meta(ge=1)]
-    """Rounds of each peer; a round is one gradient step of its model."""
+    """Rounds of each peer; in each, its model takes `algorithm.exchange_every` steps."""
     partition: PartitionSettings = PartitionSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     training: TrainingSettings = TrainingSettings()
     swarm: SwarmProcessSettings = SwarmProcessSettings()
+    simulate: SimulateSettings = SimulateSettings()

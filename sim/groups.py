@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from peer.data import Dataset, Examples
-from protocol.errors import ConfigError, DataError
+from protocol.errors import DataError
+from sim.deal import Pool
+from sim.partition_settings import PartitionSettings, impossible
+from sim.slices import unchanged
 
 MAX_DRAWS = 100
 """How often a random draw that breaks a condition is repeated before that is an error."""
@@ -18,9 +23,107 @@ MAX_DRAWS = 100
 _Labels = npt.NDArray[np.int64]
 
 
-def impossible(setting: str, value: object, advice: str) -> ConfigError:
-    """Return the error for a partition setting that can't be met."""
-    return ConfigError(f"partition.{setting} = {value}: {advice}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One distribution.
+
+    Attributes:
+        description: In words, such as "labels 0-4" or "rotated 90°".
+        labels: The labels it has; None for all.
+        change: What happens to its examples.
+    """
+
+    description: str
+    labels: Sequence[int] | None = None
+    change: Callable[[Examples], Examples] = unchanged
+
+
+def place_peers(settings: PartitionSettings, num_peers: int) -> list[int]:
+    """Return the group of each peer; groups are contiguous blocks of peers.
+
+    Raises:
+        ConfigError: There are more groups than peers, or their sizes don't add up to all.
+    """
+    match settings.kind:
+        case "iid":
+            num_groups = 1
+        case "continuum":
+            num_groups = num_peers
+        case _:
+            num_groups = settings.groups
+    if num_groups > num_peers:
+        advice = f"lower it to at most {num_peers}, the number of peers, or add peers"
+        raise impossible("groups", num_groups, advice)
+    if not settings.group_sizes:
+        return [peer * num_groups // num_peers for peer in range(num_peers)]
+    if (total := sum(settings.group_sizes)) != num_peers:
+        advice = f"they add up to {total}, and there are {num_peers} peers: make the two equal"
+        raise impossible("group_sizes", list(settings.group_sizes), advice)
+    return np.repeat(np.arange(num_groups), settings.group_sizes).tolist()
+
+
+def make_groups(
+    dataset: Dataset, settings: PartitionSettings, num_groups: int, rng: np.random.Generator
+) -> list[Group]:
+    """Return what the groups are; iid has one of everything. `rng` draws permutations.
+
+    Raises:
+        ConfigError: The data have too few labels, or not those that were spelled out.
+        DataError: Images are to be rotated, and the inputs are none or not square.
+    """
+    present = np.unique(dataset.train.labels).tolist()
+    match settings.base if settings.kind == "mixture" else settings.kind:
+        case "label_groups":
+            return [
+                Group(description=describe_labels(labels), labels=labels)
+                for labels in _choose_labels(present, settings)
+            ]
+        case "permuted":
+            tables = draw_label_tables(present, dataset.num_classes, num_groups, rng)
+            return [
+                Group(
+                    description=f"permutation {group}",
+                    change=functools.partial(relabel, table=table),
+                )
+                for group, table in enumerate(tables)
+            ]
+        case "rotated" | "continuum":
+            check_images(dataset, num_groups)
+            return [
+                Group(
+                    description=f"rotated {360 * group / num_groups:g}°",
+                    change=functools.partial(rotate, group=group, groups=num_groups),
+                )
+                for group in range(num_groups)
+            ]
+        case _:
+            return [Group(description="iid")]
+
+
+def make_pools(groups: Sequence[Group], group_of: Sequence[int]) -> list[Pool]:
+    """Return from which examples those who sit in these groups draw.
+
+    Args:
+        groups: The distributions.
+        group_of: The group of each who draws: of every peer, and once more of a peer that draws
+            from two groups.
+    """
+    if groups[0].labels is None:  # all groups draw from everything, and change it afterwards
+        return [Pool(name="the data set", peers=range(len(group_of)), labels=None)]
+    return [
+        Pool(
+            name=f"group {index} ({group.description})",
+            peers=[peer for peer, own in enumerate(group_of) if own == index],
+            labels=frozenset(group.labels or ()),
+        )
+        for index, group in enumerate(groups)
+    ]
+
+
+def _choose_labels(present: Sequence[int], settings: PartitionSettings) -> list[list[int]]:
+    if settings.label_groups:
+        return check_label_groups(settings.label_groups, present)
+    return divide_labels(present, settings.groups, settings.labels_per_group, settings.overlap)
 
 
 def describe_labels(labels: Sequence[int]) -> str:
@@ -162,7 +265,8 @@ def check_images(dataset: Dataset, groups: int) -> None:
         square = "square " if groups > 2 else ""
         raise DataError(
             f"{dataset.name}: inputs of shape {shape} can't be rotated for {groups} groups, which "
-            f"takes {square}images, (channels, height, width): set partition.kind to another"
+            f"takes {square}images, (channels, height, width): set partition.kind to another, or "
+            "partition.base of a mixture"
         )
 
 

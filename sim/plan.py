@@ -2,12 +2,15 @@
 
 ::
 
-    RUN/settings.toml     the full settings: `coterie swarm RUN/settings.toml` does it again
+    RUN/settings.toml     the full settings: `coterie swarm RUN/settings.toml` does it again, and
+                          `coterie simulate RUN/settings.toml` in one process
     RUN/swarm.json        names, rounds, seed, label groups; written last
     RUN/keys/             the allow-list, NAME.pub of every peer
     RUN/neighbors.toml    endpoint of every peer, once all listen
     RUN/peers/NAME/       config.toml, secret.key, data.npz, then log.txt, ready.json,
                           record.jsonl, checkpoint.safetensors, result.json
+
+The folder of a simulation has no keys, no endpoints, and of each peer only what it recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +41,11 @@ RUNS = Path("runs")
 SETTINGS_FILE = "settings.toml"
 SWARM_FILE = "swarm.json"
 NEIGHBORS_FILE = "neighbors.toml"
+KEYS = "keys"
 
 
 def make_run(settings: SwarmSettings, base: Path, out: Path | None) -> Path:
-    """Load and partition the data and lay out a new run folder.
+    """Load and partition the data and lay out a new run folder for real peers.
 
     Args:
         settings: The swarm's.
@@ -52,27 +56,47 @@ def make_run(settings: SwarmSettings, base: Path, out: Path | None) -> Path:
         The run folder.
 
     Raises:
-        ConfigError: Settings don't fit the data, or the folder is taken.
+        ConfigError: Settings don't fit the data, the folder is taken, or the data are to change.
         DataError: The data can't be loaded.
     """
     slices = load_slices(settings, base)
+    drifting = sum(part.later is not None for part in slices)
+    if drifting:
+        raise ConfigError(
+            f"the data of {drifting} peers are to change half-way, and those of real peers don't: "
+            "use coterie simulate, or set partition.drifting = 0"
+        )
     folder = _new_folder(settings.name, out)
     settings = _rerunnable(settings, base)
-    write_toml(folder / SETTINGS_FILE, _without_unset(msgspec.to_builtins(settings)))
-    names = peer_names(settings.peers)
-    for name, part in zip(names, slices, strict=True):
+    _write_settings(folder, settings)
+    for name, part in zip(peer_names(settings.peers), slices, strict=True):
         _lay_out_peer(folder, name, part, settings)
-    write_json(
-        folder / SWARM_FILE,
-        {
-            "name": settings.name,
-            "rounds": settings.rounds,
-            "seed": settings.seed,
-            "peers": names,
-            "label_groups": [part.group for part in slices],
-            "groups": [part.description for part in slices],
-        },
-    )
+    _write_swarm(folder, settings, slices)
+    return folder
+
+
+def make_simulation_run(
+    settings: SwarmSettings, base: Path, out: Path | None, slices: Sequence[Slice]
+) -> Path:
+    """Lay out a new run folder for simulated peers.
+
+    Args:
+        settings: The swarm's.
+        base: The config file's folder, which relative paths start from.
+        out: The folder to make; None makes one under `runs/` with the time and name.
+        slices: What the peers have.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ConfigError: The folder is taken.
+    """
+    folder = _new_folder(settings.name, out)
+    _write_settings(folder, _rerunnable(settings, base))
+    for name in peer_names(settings.peers):
+        (folder / "peers" / name).mkdir(parents=True)
+    _write_swarm(folder, settings, slices)
     return folder
 
 
@@ -90,10 +114,15 @@ def load_slices(settings: SwarmSettings, base: Path) -> list[Slice]:
         download=settings.download,
         num_classes=settings.classes or None,
         pool=settings.pool,
-        import_paths=(base, *(resolve(base, path) for path in settings.import_paths)),
+        import_paths=import_paths(settings, base),
     )
     rng = np.random.default_rng(settings.seed)
     return partition(dataset, settings.peers, settings.partition, rng)
+
+
+def import_paths(settings: SwarmSettings, base: Path) -> list[Path]:
+    """Return the folders to look in for the user's own modules."""
+    return [base, *(resolve(base, path) for path in settings.import_paths)]
 
 
 def peer_names(count: int) -> list[str]:
@@ -111,6 +140,11 @@ def read_run_settings(folder: Path) -> Path:
     path = folder / SETTINGS_FILE
     if not path.is_file() or not (folder / SWARM_FILE).is_file():
         raise RunError(f"{folder} is not the run folder of a swarm: it lacks {SETTINGS_FILE}")
+    if not (folder / KEYS).is_dir():
+        raise RunError(
+            f"{folder} is the run folder of a simulation, which leaves no checkpoints: do it again "
+            f"with coterie simulate {path}"
+        )
     return path
 
 
@@ -124,7 +158,7 @@ def _lay_out_peer(folder: Path, name: str, part: Slice, settings: SwarmSettings)
     home = folder / "peers" / name
     home.mkdir(parents=True)
     save_npz(part.dataset, home / "data.npz")
-    write_key_pair(generate_key_pair(), home / "secret.key", folder / "keys" / f"{name}.pub")
+    write_key_pair(generate_key_pair(), home / "secret.key", folder / KEYS / f"{name}.pub")
     processes = settings.swarm
     config = {
         "name": name,
@@ -141,7 +175,7 @@ def _lay_out_peer(folder: Path, name: str, part: Slice, settings: SwarmSettings)
         "network": {
             "federation": folder.name,
             "secret_key": "secret.key",
-            "allow": "../../keys",
+            "allow": f"../../{KEYS}",
             "neighbors_file": f"../../{NEIGHBORS_FILE}",
             "fetch_timeout_s": processes.fetch_timeout_s,
         },
@@ -151,13 +185,39 @@ def _lay_out_peer(folder: Path, name: str, part: Slice, settings: SwarmSettings)
     write_toml(home / "config.toml", config)
 
 
+def _write_settings(folder: Path, settings: SwarmSettings) -> None:
+    write_toml(folder / SETTINGS_FILE, _without_unset(msgspec.to_builtins(settings)))
+
+
+def _write_swarm(folder: Path, settings: SwarmSettings, slices: Sequence[Slice]) -> None:
+    """Write who the peers are; of those whose data change, the groups that they end in."""
+    descriptions = {part.group: part.description for part in slices}
+    ends = [
+        (part.group, part.description)
+        if part.later_group is None
+        else (part.later_group, descriptions.get(part.later_group, ""))
+        for part in slices
+    ]
+    write_json(
+        folder / SWARM_FILE,
+        {
+            "name": settings.name,
+            "rounds": settings.rounds,
+            "seed": settings.seed,
+            "peers": peer_names(settings.peers),
+            "label_groups": [group for group, _ in ends],
+            "groups": [description for _, description in ends],
+        },
+    )
+
+
 def _rerunnable(settings: SwarmSettings, base: Path) -> SwarmSettings:
     """Make relative paths absolute, so that the settings mean the same from the run folder."""
     return msgspec.structs.replace(
         settings,
         data=str(resolve(base, settings.data)) if settings.data.endswith(".npz") else settings.data,
         data_folder=str(resolve(base, settings.data_folder)) if settings.data_folder else "",
-        import_paths=[str(base), *(str(resolve(base, path)) for path in settings.import_paths)],
+        import_paths=[str(path) for path in import_paths(settings, base)],
     )
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from peer.cli import add_settings_argument
 from peer.config import read_settings
 from protocol.errors import ConfigError
 from sim.experiment import SwarmSettings
+from sim.options import add_run_arguments, overrides_of
 
 DESCRIPTION = """\
 Start one process for each peer of a config, each with its own slice of the data; show their
@@ -29,13 +29,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `coterie swarm`."""
     parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="a TOML file")
-    parser.add_argument("--peers", type=int, metavar="K", help="number of peers")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each peer")
-    parser.add_argument("--seed", type=int, metavar="SEED", help="seed of data and sampling")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="the run folder (default: runs/TIME-NAME)"
-    )
-    add_settings_argument(parser)
+    add_run_arguments(parser)
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="go on with a stopped run from its checkpoints"
     )
@@ -48,22 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.config is None) == (arguments.resume is None):
         raise ConfigError("give either a CONFIG or --resume RUN; see coterie swarm --help")
     if arguments.resume is None:
-        settings = read_settings(arguments.config, SwarmSettings, _overrides(arguments))
+        settings = read_settings(arguments.config, SwarmSettings, overrides_of(arguments))
         folder = make_run(settings, arguments.config.resolve().parent, arguments.out)
     else:
-        if _overrides(arguments) or arguments.out:
+        if overrides_of(arguments) or arguments.out:
             raise ConfigError("--resume goes on with the run's own settings: give no others")
         folder = arguments.resume.resolve()
         settings = read_settings(read_run_settings(folder), SwarmSettings)
     return _run(folder, settings, debug=arguments.debug, resumed=arguments.resume is not None)
-
-
-def _overrides(arguments: argparse.Namespace) -> list[str]:
-    given = {key: getattr(arguments, key) for key in ("peers", "rounds", "seed")}
-    return [
-        *arguments.overrides,
-        *(f"{key}={value}" for key, value in given.items() if value is not None),
-    ]
 
 
 def _run(folder: Path, settings: SwarmSettings, *, debug: bool, resumed: bool) -> int:

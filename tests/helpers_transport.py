@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from protocol.gradients import pack
 from protocol.identity import AllowList, KeyPair, generate_key_pair
+from protocol.lowbit import Bits, Feedback
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
 from protocol.tensors import DTYPES, Layout, Tensors, TensorSpec
 from protocol.transport.interface import Address
@@ -76,11 +78,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.gradients: list[GradientUpdate] = []
+        self.asked: list[PeerId] = []
         self.neighbors: list[frozenset[PeerId]] = []
         self._changed = asyncio.Event()
 
     def gradient_arrived(self, update: GradientUpdate) -> None:
         self.gradients.append(update)
+        self._changed.set()
+
+    def model_asked(self, peer_id: PeerId) -> None:
+        self.asked.append(peer_id)
         self._changed.set()
 
     def neighbors_changed(self, neighbors: frozenset[PeerId]) -> None:
@@ -116,9 +123,13 @@ class Peer:
 
 
 class Swarm(Protocol):
-    """Peers over one kind of transport."""
+    """Peers over one kind of transport; `bits` is the codec of those added from now on."""
 
     peers: list[Peer]
+    bits: Bits | None
+
+    def public(self, peer: Peer) -> ModelSnapshot:
+        """Return what a peer has published, as others should have it."""
 
     async def add(self, layout: Layout) -> Peer: ...
 
@@ -131,6 +142,11 @@ class Swarm(Protocol):
     async def close(self) -> None: ...
 
 
+def as_delivered(update: GradientUpdate, bits: Bits | None) -> Tensors:
+    """Return the first gradient on a link as it should arrive."""
+    return pack(update, None if bits is None else Feedback(bits)).update.gradient
+
+
 def introduce(*peers: Peer) -> None:
     """Make all peers known to each other."""
     addresses = {peer.peer_id: peer.address for peer in peers}
@@ -141,19 +157,30 @@ def introduce(*peers: Peer) -> None:
 class MemorySwarm:
     """Peers over memory transports."""
 
-    def __init__(self) -> None:
+    def __init__(self, bits: Bits | None = None) -> None:
         self.network = MemoryNetwork(delay_s=0.001)
         self.peers: list[Peer] = []
+        self.bits: Bits | None = bits
 
     async def add(self, layout: Layout) -> Peer:
         pair, listener = generate_key_pair(), Recorder()
         name = f"peer-{len(self.peers)}"
         transport = MemoryTransport(
-            network=self.network, peer_id=pair.peer_id, layout=layout, task=TASK, listener=listener
+            network=self.network,
+            peer_id=pair.peer_id,
+            layout=layout,
+            task=TASK,
+            listener=listener,
+            bits=self.bits,
         )
         address = Address(name=name, endpoint=await transport.start(), public_key=pair.public_key)
         self.peers.append(Peer(name, pair, layout, transport, listener, address))
         return self.peers[-1]
+
+    def public(self, peer: Peer) -> ModelSnapshot:
+        edition = peer.transport.edition
+        assert edition is not None
+        return edition.snapshot
 
     async def kill(self, peer: Peer) -> None:
         self.network.kill(peer.peer_id)
@@ -171,6 +198,7 @@ class ZeroMQSwarm:
     """Peers over ZeroMQ transports that allow each other."""
 
     settings: TransportSettings = field(default_factory=TransportSettings)
+    bits: Bits | None = None
     host: str = "127.0.0.1"
     peers: list[Peer] = field(default_factory=list)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -187,6 +215,7 @@ class ZeroMQSwarm:
             "federation_id": FEDERATION,
             "incarnation": 1,
             "task": TASK,
+            "bits": self.bits,
             "settings": self.settings,
         }
         return ZeroMQTransport(
@@ -206,6 +235,11 @@ class ZeroMQSwarm:
         address = Address(name=name, endpoint=await transport.start(), public_key=pair.public_key)
         self.peers.append(Peer(name, pair, layout, transport, listener, address))
         return self.peers[-1]
+
+    def public(self, peer: Peer) -> ModelSnapshot:
+        public = peer.transport._served.public
+        assert public is not None
+        return public
 
     async def kill(self, peer: Peer) -> None:
         # What others see of a `kill -9`: every socket closes, and nobody said goodbye.

@@ -57,6 +57,7 @@ class Connection:
         address: Where it is dialed.
         state: How we stand with it.
         window: Of the bulk connection; kept between transfers.
+        features: What both of us can do, since it last welcomed us.
         num_transfers: Transfers under way.
         bulk_used_at: When the last transfer ended, on the loop's clock.
     """
@@ -66,6 +67,7 @@ class Connection:
         self.address = address
         self.state = State.IDLE
         self.window = Window()
+        self.features: frozenset[str] = frozenset()
         self.num_transfers = 0
         self.bulk_used_at = 0.0
         self._around = surroundings
@@ -285,6 +287,7 @@ class Connection:
     def _became_ready(self, reached: Reached) -> None:
         before, self.state = self.state, State.READY
         self._control, self._resolved = reached.port, reached.endpoint
+        self.features = reached.features
         self._control.hand_over(self._on_message, self._on_lost)
         self.window.base_s = min(self.window.base_s, reached.round_trip_s)
         self._heard_at = self._loop.time()

@@ -57,11 +57,13 @@ class Reached:
         port: The control connection.
         endpoint: With the address that its name was resolved to.
         round_trip_s: How long it took to answer our hello.
+        features: What we both can do.
     """
 
     port: DialedPort
     endpoint: Endpoint
     round_trip_s: float
+    features: frozenset[str]
 
 
 class Attempt:
@@ -96,10 +98,15 @@ class Attempt:
                 monitor = DialMonitor(around.context, dealer, self.fail)
                 self._port = DialedPort(dealer, self._on_message, self._on_lost)
                 connect(dealer, resolved)
-                round_trip_s = await self._introduce()
+                features, round_trip_s = await self._introduce()
                 if self._failed.done():  # lost just after it welcomed us
                     raise self._unreachable()
-                reached = Reached(port=self._port, endpoint=resolved, round_trip_s=round_trip_s)
+                reached = Reached(
+                    port=self._port,
+                    endpoint=resolved,
+                    round_trip_s=round_trip_s,
+                    features=features,
+                )
                 return reached
         except TimeoutError:
             raise PeerUnreachable(
@@ -112,8 +119,8 @@ class Attempt:
             if monitor is not None:
                 monitor.close()
 
-    async def _introduce(self) -> float:
-        """Say hello and weigh the answer; return the round trip in seconds."""
+    async def _introduce(self) -> tuple[frozenset[str], float]:
+        """Say hello and weigh the answer; return what both can do and the round trip in seconds."""
         name, credentials = self._address.name, self._around.credentials
         hello = credentials.hello(next(self._around.ids))
         asked_at = self._loop.time()
@@ -121,7 +128,8 @@ class Attempt:
         match answer:
             case Welcome():
                 handshake.check_welcome(answer, hello)
-                return self._loop.time() - asked_at
+                features = frozenset(answer.features).intersection(hello.features)
+                return features, self._loop.time() - asked_at
             case Refusal(code=RefusalCode.LAYOUT):
                 exchange = LayoutExchange(request_id=next(self._around.ids))
                 reply, theirs = await self._ask(exchange, credentials.description())

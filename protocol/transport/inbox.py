@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from protocol.codec import Buffer
+from protocol.digest import Hasher, check_digest
+from protocol.errors import RemoteProtocolError
+from protocol.gradients import check_parcel, unpack
 from protocol.messages import (
+    Encoding,
     GradientChunk,
     GradientOffer,
     GradientProgress,
@@ -23,16 +25,24 @@ from protocol.messages import (
 )
 from protocol.tensors import Layout, Tensors
 from protocol.transport.settings import TransportSettings
-from protocol.transport.transfers import fault_of
+from protocol.transport.transfers import CODING
+
+Result = TypeVar("Result")
 
 Reply = Callable[[Message, Buffer | None], None]
 """Sends the reply to a request, now or later."""
 
-Offload = Callable[[int, Callable[[], str | None], Callable[[str | None], None]], None]
-"""Does work on so many bytes, here and now or in a thread, and passes on its result."""
-
 _REMEMBERED_TRANSFERS = 64
 _RETRY_SOON_S = 1.0
+
+
+class Offload(Protocol):
+    """Does work on so many bytes, here and now or in a thread."""
+
+    def __call__(
+        self, size_bytes: int, work: Callable[[], Result], then: Callable[[Result], None]
+    ) -> None:
+        """Pass on the result of the work, on the event loop."""
 
 
 class Desk(Protocol):
@@ -52,13 +62,17 @@ class Desk(Protocol):
 
 @dataclass(slots=True)
 class Incoming:
-    """A gradient that a peer is pushing. Every byte before `received` is there."""
+    """A gradient that a peer is pushing. Every byte before `received` is there.
+
+    A coded one has a second buffer, for what it is decoded to.
+    """
 
     offer: GradientOffer
     buffer: npt.NDArray[np.uint8]
+    decoded: npt.NDArray[np.uint8]
     used_at: float
     received: int = 0
-    hasher: xxhash.xxh3_64 = field(default_factory=xxhash.xxh3_64)
+    hasher: Hasher = field(default_factory=Hasher)
     # Who waits for its verification; None before that has begun.
     waiting: list[tuple[int, Reply]] | None = None
 
@@ -66,7 +80,13 @@ class Incoming:
 @dataclass(slots=True)
 class _Sender:
     incoming: dict[int, Incoming] = field(default_factory=dict)
-    delivered: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_TRANSFERS))
+    delivered: dict[int, int] = field(default_factory=dict)  # the size of each, the oldest first
+
+    def remember(self, transfer_id: int, size_bytes: int) -> None:
+        """Take note of what was delivered, and forget the oldest."""
+        self.delivered[transfer_id] = size_bytes
+        if len(self.delivered) > _REMEMBERED_TRANSFERS:
+            del self.delivered[next(iter(self.delivered))]
 
 
 class Inbox:
@@ -97,31 +117,27 @@ class Inbox:
 
     def on_offer(self, sender: PeerId, offer: GradientOffer, body: Buffer, reply: Reply) -> None:
         """Begin to receive a gradient, or go on with it."""
-        size = self._layout.size_bytes
-        if offer.size_bytes != size:
-            self._fault(
-                sender, offer, f"a gradient of {offer.size_bytes} bytes, ours have {size}", reply
-            )
+        try:
+            check_parcel(self._layout, offer.encoding, offer.size_bytes)
+        except RemoteProtocolError as error:
+            self._fault(sender, offer, str(error), reply)
             return
         box = self._senders.setdefault(sender, _Sender())
         if offer.transfer_id in box.delivered:
+            size = box.delivered[offer.transfer_id]
             self._progress(offer.request_id, offer.transfer_id, size, reply)
             return
-        if offer.transfer_id not in box.incoming:
-            self._make_room(box)
-            if self.held_bytes + size > self._settings.max_receive_bytes:
-                text = "too many gradients at once"
-                self._desk.refuse(offer.request_id, reply, RefusalCode.BUSY, text, _RETRY_SOON_S)
-                return
-            self.held_bytes += size
-            box.incoming[offer.transfer_id] = Incoming(offer, self._allocate(size), self._now())
+        if offer.transfer_id not in box.incoming and not self._begin(box, offer):
+            text = "too many gradients at once"
+            self._desk.refuse(offer.request_id, reply, RefusalCode.BUSY, text, _RETRY_SOON_S)
+            return
         self._append(sender, box, offer, 0, body, reply)
 
     def on_chunk(self, sender: PeerId, chunk: GradientChunk, body: Buffer, reply: Reply) -> None:
         """Take the next bytes of a gradient."""
         box = self._senders.get(sender, _Sender())
         if chunk.transfer_id in box.delivered:
-            size = self._layout.size_bytes
+            size = box.delivered[chunk.transfer_id]
             self._progress(chunk.request_id, chunk.transfer_id, size, reply)
         elif chunk.transfer_id not in box.incoming:
             code, text = RefusalCode.NO_TRANSFER, "offer it again"
@@ -147,6 +163,19 @@ class Inbox:
                 if incoming.used_at < horizon and incoming.waiting is None:
                     self._remove(box, transfer_id)
 
+    def _begin(self, box: _Sender, offer: GradientOffer) -> bool:
+        """Take memory for a gradient; return whether there is enough."""
+        self._make_room(box)
+        coded = offer.encoding != Encoding.F32
+        wanted = offer.size_bytes + (self._layout.size_bytes if coded else 0)
+        if self.held_bytes + wanted > self._settings.max_receive_bytes:
+            return False
+        self.held_bytes += wanted
+        buffer = self._allocate(offer.size_bytes)
+        decoded = self._allocate(self._layout.size_bytes) if coded else buffer
+        box.incoming[offer.transfer_id] = Incoming(offer, buffer, decoded, self._now())
+        return True
+
     def _make_room(self, box: _Sender) -> None:
         """Drop the oldest gradients of a peer that has begun too many: its newer ones count."""
         unfinished = [key for key, incoming in box.incoming.items() if incoming.waiting is None]
@@ -155,7 +184,10 @@ class Inbox:
             self._remove(box, transfer_id)
 
     def _remove(self, box: _Sender, transfer_id: int) -> None:
-        self.held_bytes -= len(box.incoming.pop(transfer_id).buffer)
+        incoming = box.incoming.pop(transfer_id)
+        self.held_bytes -= len(incoming.buffer)
+        if incoming.decoded is not incoming.buffer:
+            self.held_bytes -= len(incoming.decoded)
 
     def _append(
         self,
@@ -188,29 +220,33 @@ class Inbox:
             self._verify(sender, box, transfer_id, incoming)
 
     def _verify(self, sender: PeerId, box: _Sender, transfer_id: int, incoming: Incoming) -> None:
-        gradient = Tensors(self._layout, incoming.buffer)
+        offer = incoming.offer
         digest = incoming.hasher.hexdigest()
 
-        def conclude(fault: str | None) -> None:
+        def verified() -> Tensors | str:
+            try:
+                check_digest("a gradient", digest, offer.digest)
+                return unpack(self._layout, offer.encoding, incoming.buffer, incoming.decoded)
+            except RemoteProtocolError as error:
+                return str(error)
+
+        def conclude(result: Tensors | str) -> None:
             if box.incoming.get(transfer_id) is not incoming:
                 return  # dropped meanwhile: the sender left or is refused
             self._remove(box, transfer_id)
-            if fault is not None:
-                self._desk.strike(sender, fault)
+            if isinstance(result, str):
+                self._desk.strike(sender, result)
             else:
-                box.delivered.append(transfer_id)
-                self._desk.deliver(_update_of(sender, incoming.offer, gradient))
+                box.remember(transfer_id, offer.size_bytes)
+                self._desk.deliver(_update_of(sender, offer, result))
             for request_id, reply in incoming.waiting or ():
-                if fault is not None:
-                    self._desk.refuse(request_id, reply, RefusalCode.MALFORMED, fault, 0.0)
+                if isinstance(result, str):
+                    self._desk.refuse(request_id, reply, RefusalCode.MALFORMED, result, 0.0)
                 else:
-                    self._progress(request_id, transfer_id, len(incoming.buffer), reply)
+                    self._progress(request_id, transfer_id, offer.size_bytes, reply)
 
-        self._offload(
-            gradient.buffer.nbytes,
-            lambda: fault_of(gradient, digest, incoming.offer.digest),
-            conclude,
-        )
+        effort = self._layout.size_bytes * (1 if offer.encoding == Encoding.F32 else CODING)
+        self._offload(effort, verified, conclude)
 
     def _progress(self, request_id: int, transfer_id: int, received: int, reply: Reply) -> None:
         progress = GradientProgress(

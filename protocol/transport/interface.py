@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
+from protocol.messages import GradientUpdate, ModelSnapshot, PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,9 @@ class Listener(Protocol):
     def gradient_arrived(self, update: GradientUpdate) -> None:
         """Take a whole, verified gradient of a peer."""
 
+    def model_asked(self, peer_id: PeerId) -> None:
+        """Take note that a peer asked for the own model."""
+
     def neighbors_changed(self, neighbors: frozenset[PeerId]) -> None:
         """Take the known peers that are not known to be unreachable."""
 
@@ -68,8 +71,12 @@ class Transport(Protocol):
 
     Promises:
         1. `fetch` returns a verified, finite model of our layout, or None when the owner's newest
-           version is `have`; the tensors are ours alone and writable.
-        2. `push` returns once the receiver has verified the gradient; it was delivered once.
+           version is that of `have`; the tensors are ours alone and writable. They are the model as
+           published, or what the owner's codec makes of it: the same bits for everyone who fetches
+           that version, whatever versions they have fetched before.
+        2. `push` returns once the receiver has verified the gradient; it was delivered once, as it
+           is or as our codec makes it. What the codec rounds off is added to the next gradient for
+           that receiver, unless it became unreachable meanwhile.
         3. Both end within `deadline_s`, whatever the other side does, with a result or with
            `PeerUnreachable`, `PeerRefused` or another `RemoteProtocolError`. Cancelling is safe.
         4. A peer never heard of since `set_neighbors` counts as reachable until a request to it
@@ -96,9 +103,13 @@ class Transport(Protocol):
         """Serve this model from now on to whoever is allowed to ask."""
 
     async def fetch(
-        self, peer_id: PeerId, have: Version | None, deadline_s: float
+        self, peer_id: PeerId, have: ModelSnapshot | None, deadline_s: float
     ) -> ModelSnapshot | None:
-        """Fetch a peer's newest model, or None when it is the version we have."""
+        """Fetch a peer's newest model, or None when it is the version we have.
+
+        `have` is what `fetch` returned for this peer before, and nobody has changed since: the
+        answer may build on it.
+        """
 
     async def push(self, peer_id: PeerId, update: GradientUpdate, deadline_s: float) -> None:
         """Deliver a gradient to the peer on whose model it was made; it must never change."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from protocol.editions import Answer, Edition, check_answer, publish, read
 from protocol.errors import (
     LocalProtocolError,
     PeerRefused,
@@ -16,7 +19,9 @@ from protocol.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
-from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, RefusalCode, Version
+from protocol.gradients import Feedbacks, Parcel, pack, unpack
+from protocol.lowbit import CODECS, Bits
+from protocol.messages import Encoding, GradientUpdate, ModelSnapshot, PeerId, RefusalCode
 from protocol.tensors import Layout, Tensors, allocate
 from protocol.transport.interface import Address, Counters, Listener
 
@@ -24,6 +29,7 @@ Result = TypeVar("Result")
 
 _RETRY_MIN_S = 0.01
 _RETRY_MAX_S = 1.0
+_MAX_FEEDBACK_BYTES = 1 << 28
 
 
 class MemoryNetwork:
@@ -87,12 +93,16 @@ class MemoryTransport:
         layout: Layout,
         task: str,
         listener: Listener,
+        bits: Bits | None = None,
     ) -> None:
         self.counters = Counters()
         self.peer_id = peer_id
         self.layout = layout
         self.task = task
-        self.snapshot: ModelSnapshot | None = None
+        self.edition: Edition | None = None
+        self._bits: Bits | None = bits
+        self._published: ModelSnapshot | None = None
+        self._feedbacks = Feedbacks(layout.gradient, bits, _MAX_FEEDBACK_BYTES)
         self._network = network
         self._listener = listener
         self._addresses: Mapping[PeerId, Address] = {}
@@ -136,31 +146,36 @@ class MemoryTransport:
         """
         if snapshot.tensors.layout != self.layout:
             raise LocalProtocolError("a published model has another layout than the transport")
-        self.snapshot = snapshot
+        if snapshot is not self._published:
+            self.edition = publish(snapshot, self._bits, self.edition)
+            self._published = snapshot
 
     async def fetch(
-        self, peer_id: PeerId, have: Version | None, deadline_s: float
+        self, peer_id: PeerId, have: ModelSnapshot | None, deadline_s: float
     ) -> ModelSnapshot | None:
         """Fetch a peer's newest model, or None when it is the version we have.
 
         Raises:
+            LocalProtocolError: What we have has another layout.
             PeerUnreachable: Nobody answered in time.
             RemoteProtocolError: The peer refused, or its model isn't finite.
         """
+        if have is not None and have.tensors.layout != self.layout:
+            raise LocalProtocolError("a model to build on has another layout than the transport")
 
         async def pull() -> ModelSnapshot | None:
             peer = self._reach(peer_id)
-            snapshot = peer.snapshot
+            edition, version = peer.edition, None if have is None else have.version
+            peer.asked_by(self.peer_id)
             await self._travel()
-            if snapshot is None:
+            if edition is None:
                 raise PeerRefused(RefusalCode.NO_MODEL, f"{peer_id}: no model yet", 1.0)
-            if snapshot.version == have:
+            if edition.snapshot.version == version:
                 return None
-            tensors = _copy(snapshot.tensors)
-            tensors.check_received()
-            peer.counters.bytes_sent += tensors.buffer.nbytes
-            self.counters.bytes_received += tensors.buffer.nbytes
-            return ModelSnapshot(version=snapshot.version, tensors=tensors)
+            answer = edition.answer(version, CODECS)
+            peer.counters.bytes_sent += answer.blob.nbytes
+            self.counters.bytes_received += answer.blob.nbytes
+            return replace(edition.snapshot, tensors=self._read(answer, have))
 
         snapshot = await self._in_time(peer_id, pull(), deadline_s)
         if snapshot is None:
@@ -182,39 +197,47 @@ class MemoryTransport:
 
         async def deliver() -> None:
             peer = self._reach(peer_id)
+            parcel = pack(update, self._feedbacks.of(peer_id, CODECS))
             await self._travel()
-            peer.receive(self.peer_id, update)
-            self.counters.bytes_sent += update.gradient.buffer.nbytes
+            peer.receive(self.peer_id, parcel)
+            self.counters.bytes_sent += parcel.blob.nbytes
 
         await self._in_time(peer_id, deliver(), deadline_s)
         self.counters.gradients_sent += 1
 
+    def _read(self, answer: Answer, have: ModelSnapshot | None) -> Tensors:
+        version = None if have is None else have.version
+        coded = answer.encoding != Encoding.F32
+        blob = answer.blob if coded else _copy(answer.blob)
+        out = allocate(self.layout.size_bytes) if coded else blob
+        try:
+            check_answer(self.layout, answer.encoding, answer.base, blob.nbytes, version)
+            return read(self.layout, replace(answer, blob=blob), have, out)
+        except RemoteProtocolError:
+            self.counters.malformed += 1
+            raise
+
     # What the network and other transports tell
 
-    def receive(self, sender: PeerId, update: GradientUpdate) -> None:
+    def receive(self, sender: PeerId, parcel: Parcel) -> None:
         """Take a gradient from another transport.
 
         Raises:
             PeerRefused: It isn't finite.
         """
-        gradient = _copy(update.gradient)
+        blob, out = _copy(parcel.blob), allocate(self.layout.gradient.size_bytes)
         try:
-            gradient.check_received()
+            gradient = unpack(self.layout.gradient, parcel.encoding, blob, out)
         except RemoteProtocolError as error:
             self.counters.malformed += 1
             raise PeerRefused(RefusalCode.MALFORMED, str(error)) from error
-        self.counters.bytes_received += gradient.buffer.nbytes
+        self.counters.bytes_received += blob.nbytes
         self.counters.gradients_received += 1
-        self._listener.gradient_arrived(
-            GradientUpdate(
-                sender=sender,
-                sender_round=update.sender_round,
-                on_version=update.on_version,
-                weight=update.weight,
-                num_examples=update.num_examples,
-                gradient=gradient,
-            )
-        )
+        self._listener.gradient_arrived(replace(parcel.update, sender=sender, gradient=gradient))
+
+    def asked_by(self, asker: PeerId) -> None:
+        """Take note that another transport asks for our model."""
+        self._listener.model_asked(asker)
 
     def cut_off(self, peer_id: PeerId) -> None:
         """Lose the connection to a peer, or all of them when it is our own."""
@@ -296,13 +319,14 @@ class MemoryTransport:
 
     def _report(self) -> None:
         neighbors = frozenset(self._addresses.keys() - self._away.keys())
+        self._feedbacks.keep_only(neighbors)
         if self._running and neighbors != self._reported:
             self._reported = neighbors
             self._listener.neighbors_changed(neighbors)
 
 
-def _copy(tensors: Tensors) -> Tensors:
-    """Copy a blob, as a network would."""
-    buffer = allocate(tensors.buffer.nbytes)
-    np.copyto(buffer, tensors.buffer)
-    return Tensors(tensors.layout, buffer)
+def _copy(blob: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Copy bytes, as a network would."""
+    buffer = allocate(blob.nbytes)
+    np.copyto(buffer, blob)
+    return buffer

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol import handshake
-from protocol.codec import MAX_CHUNK_BYTES, Buffer
+from protocol.codec import Buffer
 from protocol.errors import PeerRefused, RemoteProtocolError
 from protocol.handshake import Credentials
+from protocol.lowbit import Bits
 from protocol.messages import (
-    Chunk,
     ChunkRequest,
     GradientChunk,
     GradientOffer,
@@ -25,10 +25,8 @@ from protocol.messages import (
     LayoutExchange,
     Leave,
     Message,
-    ModelOffer,
     ModelRequest,
     ModelSnapshot,
-    ModelUnchanged,
     PeerId,
     Ping,
     Pong,
@@ -37,14 +35,12 @@ from protocol.messages import (
 )
 from protocol.transport.inbox import Inbox, Offload, Reply
 from protocol.transport.interface import Counters
+from protocol.transport.outbox import Outbox
 from protocol.transport.settings import TransportSettings
-from protocol.transport.transfers import digest_of
 
 logger = logging.getLogger(__name__)
 
-_MAX_PULLS_PER_PEER = 8
 _REFUSAL_INTERVAL_S = 1.0
-_RETRY_SOON_S = 1.0
 
 
 class Visitors(Protocol):
@@ -62,23 +58,8 @@ class Visitors(Protocol):
     def gradient_arrived(self, update: GradientUpdate) -> None:
         """A whole, verified gradient has arrived."""
 
-
-@dataclass(slots=True)
-class Published:
-    """A model that is served; its digest comes a little later when it is large."""
-
-    snapshot: ModelSnapshot
-    view: memoryview
-    digest: str | None = None
-    waiting: list[Callable[[], None]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ServedPull:
-    """A model that a peer is pulling."""
-
-    published: Published
-    used_at: float
+    def model_asked(self, peer_id: PeerId) -> None:
+        """A peer has asked for the model."""
 
 
 @dataclass(slots=True)
@@ -88,7 +69,7 @@ class Session:
     heard_at: float
     name: str = ""
     welcomed: bool = False
-    pulls: dict[int, ServedPull] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
     strikes: deque[float] = field(default_factory=deque)
     banned_until: float = 0.0
     refused_at: float = float("-inf")
@@ -105,6 +86,7 @@ class Served:
         self,
         *,
         credentials: Credentials,
+        bits: Bits | None,
         settings: TransportSettings,
         counters: Counters,
         visitors: Visitors,
@@ -117,10 +99,16 @@ class Served:
         self._settings = settings
         self._counters = counters
         self._visitors = visitors
-        self._offload = offload
         self._now = now
         self._sessions: dict[PeerId, Session] = {}
-        self._published: Published | None = None
+        self._outbox = Outbox(
+            bits=bits,
+            size_bytes=credentials.layout.size_bytes,
+            settings=settings,
+            desk=self,
+            offload=offload,
+            now=now,
+        )
         self._inbox = Inbox(
             layout=credentials.layout.gradient,
             settings=settings,
@@ -132,17 +120,12 @@ class Served:
 
     def publish(self, snapshot: ModelSnapshot) -> None:
         """Serve this model from now on; pulls that have begun go on with theirs."""
-        published = Published(snapshot, snapshot.tensors.buffer.data)
-        self._published = published
+        self._outbox.publish(snapshot)
 
-        def take_digest(digest: str | None) -> None:
-            published.digest = digest
-            waiting, published.waiting = published.waiting, []
-            for resume in waiting:
-                resume()
-
-        self._offload(published.view.nbytes, lambda: digest_of(published.view), take_digest)
-        self._unpin()
+    @property
+    def public(self) -> ModelSnapshot | None:
+        """The newest model that others can have, as they will have it."""
+        return None if self._outbox.edition is None else self._outbox.edition.snapshot
 
     def handle(self, sender: PeerId, message: Message, body: Buffer | None, reply: Reply) -> None:
         """Answer one request, at once or later."""
@@ -166,9 +149,10 @@ class Served:
             case _ if not session.welcomed:
                 self._refuse_seldom(session, message, reply, RefusalCode.NO_HELLO, "say hello", 0.0)
             case ModelRequest():
-                self._on_model_request(session, message, reply)
+                self._outbox.on_request(sender, message, session.features, reply)
+                self._visitors.model_asked(sender)
             case ChunkRequest():
-                self._on_chunk_request(sender, session, message, reply)
+                self._outbox.on_chunk(sender, message, reply)
             case GradientOffer():
                 self._inbox.on_offer(sender, message, body or b"", reply)
             case GradientChunk():
@@ -186,7 +170,7 @@ class Served:
         if len(session.strikes) >= settings.max_strikes:
             session.strikes.clear()
             session.banned_until = session.heard_at + settings.ban_s
-            self._release(sender, session)
+            self._release(sender)
             logger.warning(
                 "refusing %s for %g s after %d malformed messages; the last: %s",
                 session.name or sender,
@@ -205,15 +189,12 @@ class Served:
         session = self._sessions.get(sender)
         if session is not None:
             session.welcomed = False
-            self._release(sender, session)
+            self._release(sender)
 
     def sweep(self) -> None:
         """Forget transfers that nobody has asked for in a while; to be called now and then."""
         horizon = self._now() - self._settings.transfer_idle_s
-        for session in self._sessions.values():
-            for transfer_id, pull in list(session.pulls.items()):
-                if pull.used_at < horizon:
-                    del session.pulls[transfer_id]
+        self._outbox.sweep(horizon)
         self._inbox.sweep(horizon)
 
     # Handshake
@@ -223,7 +204,7 @@ class Served:
         session.name = hello.name
         if isinstance(answer, Refusal):
             session.welcomed = False
-            self._release(sender, session)
+            self._release(sender)
             error = PeerRefused(answer.code, f"{hello.name}: {answer.text}", answer.retry_after_s)
             if answer.code != RefusalCode.LAYOUT:  # else the layout exchange says it better
                 self._visitors.misfits(sender, error)
@@ -231,7 +212,7 @@ class Served:
                 session, hello, reply, answer.code, answer.text, answer.retry_after_s
             )
             return
-        session.welcomed = True
+        session.welcomed, session.features = True, frozenset(answer.features)
         reply(answer, None)
         self._visitors.arrived(sender)
 
@@ -254,78 +235,6 @@ class Served:
         reply(LayoutExchange(request_id=message.request_id), self._credentials.description())
         self._visitors.misfits(sender, error)
 
-    # Models out
-
-    def _on_model_request(self, session: Session, message: ModelRequest, reply: Reply) -> None:
-        published = self._published
-        if published is None:
-            self.refuse(
-                message.request_id, reply, RefusalCode.NO_MODEL, "no model yet", _RETRY_SOON_S
-            )
-            return
-        version = published.snapshot.version
-        if message.have == version:
-            reply(ModelUnchanged(request_id=message.request_id, version=version), None)
-            return
-        body = published.view[: min(message.accept_bytes, MAX_CHUNK_BYTES)]
-        if len(body) < published.view.nbytes:
-            # At once, even if the offer must wait: the chunks may be asked for already.
-            session.pulls[message.request_id] = ServedPull(published, session.heard_at)
-            if len(session.pulls) > _MAX_PULLS_PER_PEER:
-                del session.pulls[next(iter(session.pulls))]
-
-        def offer() -> None:
-            answer = ModelOffer(
-                request_id=message.request_id,
-                version=version,
-                size_bytes=published.view.nbytes,
-                digest=published.digest or "",
-            )
-            reply(answer, body)
-
-        if published.digest is None:
-            published.waiting.append(offer)
-        else:
-            offer()
-
-    def _on_chunk_request(
-        self, sender: PeerId, session: Session, message: ChunkRequest, reply: Reply
-    ) -> None:
-        pull = session.pulls.get(message.transfer_id)
-        if pull is None:
-            self.refuse(
-                message.request_id, reply, RefusalCode.NO_TRANSFER, "ask for the model again", 0.0
-            )
-            return
-        view, end = pull.published.view, message.offset + message.length
-        if not 0 < message.length <= MAX_CHUNK_BYTES or end > view.nbytes:
-            self._refuse_fault(
-                sender, message, f"bytes {message.offset} to {end} of {view.nbytes}", reply
-            )
-            return
-        pull.used_at = session.heard_at
-        chunk = Chunk(
-            request_id=message.request_id, transfer_id=message.transfer_id, offset=message.offset
-        )
-        reply(chunk, view[message.offset : end])
-
-    def _unpin(self) -> None:
-        """Let go of the oldest models that are only kept for pulls, when they are too much."""
-        kept: dict[int, Published] = {}
-        for session in self._sessions.values():
-            for pull in session.pulls.values():
-                if pull.published is not self._published:
-                    kept[id(pull.published)] = pull.published
-        excess = sum(old.view.nbytes for old in kept.values()) - self._settings.max_pinned_bytes
-        for old in sorted(kept.values(), key=lambda published: published.snapshot.version):
-            if excess <= 0:
-                return
-            excess -= old.view.nbytes
-            for session in self._sessions.values():
-                for transfer_id, pull in list(session.pulls.items()):
-                    if pull.published is old:
-                        del session.pulls[transfer_id]
-
     # Sessions and refusals
 
     def _session(self, sender: PeerId) -> Session:
@@ -335,13 +244,14 @@ class Served:
             if len(self._sessions) >= self._settings.max_sessions:
                 oldest = min(self._sessions, key=lambda peer: self._sessions[peer].heard_at)
                 del self._sessions[oldest]
+                self._outbox.drop(oldest)
                 self._inbox.forget(oldest)
             session = self._sessions[sender] = Session(now)
         session.heard_at = now
         return session
 
-    def _release(self, sender: PeerId, session: Session) -> None:
-        session.pulls.clear()
+    def _release(self, sender: PeerId) -> None:
+        self._outbox.drop(sender)
         self._inbox.drop(sender)
 
     def refuse(

@@ -48,6 +48,10 @@ class TransportSettings:
     max_receive_bytes: int = 1 << 30
     """Memory for unfinished incoming gradients of all peers together; beyond, BUSY."""
 
+    max_feedback_bytes: int = 1 << 28
+    """Memory for the rounding errors of coded gradients, a gradient's size for each receiver;
+    beyond, the longest unused is forgotten and its receiver never gets them."""
+
     max_pinned_bytes: int = 1 << 30
     """Memory for models that are no longer the newest, kept for pulls under way; beyond, the
     oldest goes, and its pulls start over with the newest."""

@@ -7,8 +7,9 @@ import functools
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,8 +25,10 @@ from protocol.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
+from protocol.gradients import Feedbacks, pack
 from protocol.handshake import Credentials
 from protocol.identity import AllowList, KeyPair, peer_id_of
+from protocol.lowbit import Bits
 from protocol.messages import (
     GradientUpdate,
     Message,
@@ -33,7 +36,6 @@ from protocol.messages import (
     PeerId,
     Refusal,
     RefusalCode,
-    Version,
 )
 from protocol.tensors import Layout
 from protocol.transport.admission import Admission, Doorkeeper
@@ -43,10 +45,12 @@ from protocol.transport.endpoint import advertised, parse_endpoint
 from protocol.transport.interface import Address, Counters, Listener
 from protocol.transport.pool import BufferPool
 from protocol.transport.port import Frames, Port
+from protocol.transport.pull import Pull
+from protocol.transport.push import Push
 from protocol.transport.served import Served
 from protocol.transport.settings import TransportSettings
 from protocol.transport.sockets import bind, make_context, make_listener
-from protocol.transport.transfers import Pull, Push
+from protocol.transport.transfers import CODING
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +65,9 @@ class ZeroMQTransport:
     """Carries whole models and gradients between peers over ZeroMQ.
 
     Fulfills `protocol.transport.interface.Transport`. Everything runs on the event loop that
-    `start` is called on, but for the digests and checks of large blobs, which one worker thread
-    does. Published tensors, and gradients being pushed, are sent without a copy: they must never
-    change.
+    `start` is called on, but for what takes long with large blobs (coding, digests and checks),
+    which one worker thread does. Published tensors, and gradients being pushed, are sent without a
+    copy: they must never change.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class ZeroMQTransport:
         layout: Layout,
         task: str,
         listener: Listener,
+        bits: Bits | None = None,
         settings: TransportSettings | None = None,
     ) -> None:
         """Take the settings; nothing is opened before `start`.
@@ -95,6 +100,8 @@ class ZeroMQTransport:
             layout: Of the models that we exchange; gradients have `layout.gradient`.
             task: What the models are for, with its label map.
             listener: Is told of gradients, and of peers that come and go.
+            bits: The width of the codec for what we send to who can read it; None sends all as it
+                is. What others send is read in any case.
             settings: Deadlines and limits.
 
         Raises:
@@ -116,8 +123,10 @@ class ZeroMQTransport:
             task=task,
         )
         self._layout = layout
+        self._bits: Bits | None = bits
         self._listener = listener
         self._settings = settings or TransportSettings()
+        self._feedbacks = Feedbacks(layout.gradient, bits, self._settings.max_feedback_bytes)
         self._pool = BufferPool(self._settings.buffer_idle_s)
         self._addresses: dict[PeerId, Address] = {}
         self._connections: dict[PeerId, Connection] = {}
@@ -145,6 +154,7 @@ class ZeroMQTransport:
         credentials = self._describe(advertise=endpoint)
         self._served = Served(
             credentials=credentials,
+            bits=self._bits,
             settings=settings,
             counters=self.counters,
             visitors=self,
@@ -238,27 +248,32 @@ class ZeroMQTransport:
         """
         if snapshot.tensors.layout != self._layout:
             raise LocalProtocolError("a published model has another layout than the transport")
-        self._snapshot = snapshot
+        if snapshot is self._snapshot:
+            return
         if self._running:
             self._served.publish(snapshot)
+        self._snapshot = snapshot
 
     async def fetch(
-        self, peer_id: PeerId, have: Version | None, deadline_s: float
+        self, peer_id: PeerId, have: ModelSnapshot | None, deadline_s: float
     ) -> ModelSnapshot | None:
         """Fetch a peer's newest model, or None when it is the version we have.
 
         Raises:
+            LocalProtocolError: What we have has another layout.
             PeerUnreachable: Nobody answered in time.
             PeerRefused: The peer said no.
             RemoteProtocolError: The peer sent what doesn't hold.
         """
         connection = self._connection(peer_id)
+        if have is not None and have.tensors.layout != self._layout:
+            raise LocalProtocolError("a model to build on has another layout than the transport")
 
         async def fetch_it() -> ModelSnapshot | None:
             await connection.ready()
-            buffer = self._allocate(self._layout.size_bytes)
-            pull = Pull(connection, self._settings, self._layout, have, buffer)
-            return await pull.run(self._work)
+            pull = Pull(connection, self._settings, self._layout, have, self._allocate)
+            with self._striking(peer_id):
+                return await pull.run(self._work)
 
         snapshot = await self._in_time(connection, fetch_it(), deadline_s)
         if snapshot is None:
@@ -283,7 +298,12 @@ class ZeroMQTransport:
 
         async def push_it() -> None:
             await connection.ready()
-            await Push(connection, self._settings, update, transfer_id).run(self._work)
+            feedback = self._feedbacks.of(peer_id, connection.features)
+            effort = 0 if feedback is None else CODING * self._layout.gradient.size_bytes
+            parcel = await self._work(effort, lambda: pack(update, feedback))
+            push = Push(connection, self._settings, parcel, transfer_id)
+            with self._striking(peer_id):
+                await push.run(self._work)
 
         await self._in_time(connection, push_it(), deadline_s)
         self.counters.gradients_sent += 1
@@ -292,6 +312,16 @@ class ZeroMQTransport:
         if not self._running or peer_id not in self._connections:
             raise PeerUnreachable(f"{peer_id}: no address is known, or the transport is closed")
         return self._connections[peer_id]
+
+    @contextmanager
+    def _striking(self, peer_id: PeerId) -> Iterator[None]:
+        """Count an answer that the protocol doesn't allow; to refuse is allowed."""
+        try:
+            yield
+        except RemoteProtocolError as error:
+            if not isinstance(error, PeerRefused):
+                self._served.strike(peer_id, str(error))
+            raise
 
     async def _in_time(
         self, connection: Connection, work: Coroutine[Any, Any, Result], deadline_s: float
@@ -383,24 +413,28 @@ class ZeroMQTransport:
         """Hand over a whole, verified gradient."""
         self._listener.gradient_arrived(update)
 
+    def model_asked(self, peer_id: PeerId) -> None:
+        """Tell that a peer asked for the model."""
+        self._listener.model_asked(peer_id)
+
     # Housekeeping
 
     def _allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         return self._pool.take(size_bytes, self._loop.time())
 
-    async def _work(self, size_bytes: int, work: Callable[[], str | None]) -> str | None:
+    async def _work(self, size_bytes: int, work: Callable[[], Result]) -> Result:
         if size_bytes <= self._settings.verify_inline_bytes:
             return work()
         return await self._loop.run_in_executor(self._worker, work)
 
     def _offload(
-        self, size_bytes: int, work: Callable[[], str | None], then: Callable[[str | None], None]
+        self, size_bytes: int, work: Callable[[], Result], then: Callable[[Result], None]
     ) -> None:
         if size_bytes <= self._settings.verify_inline_bytes:
             then(work())
             return
 
-        def finish(future: asyncio.Future[str | None]) -> None:
+        def finish(future: asyncio.Future[Result]) -> None:
             if self._running and not future.cancelled():
                 then(future.result())
 
@@ -438,6 +472,7 @@ class ZeroMQTransport:
             for peer_id, connection in self._connections.items()
             if connection.state not in _NOT_REACHABLE
         )
+        self._feedbacks.keep_only(neighbors)
         if self._running and neighbors != self._reported:
             self._reported = neighbors
             self._listener.neighbors_changed(neighbors)

@@ -1,4 +1,4 @@
-"""How fast a model is pulled between two processes, beside bare pyzmq and a memcpy.
+"""How fast a model is pulled between two processes: beside bare pyzmq, beside memcpy, and coded.
 
 Run as `python tests/bench/bench_transport.py`; `rows` gives the figures to a larger benchmark.
 """
@@ -20,6 +20,7 @@ import numpy as np
 import zmq
 
 from protocol.identity import AllowList, KeyPair, generate_key_pair
+from protocol.lowbit import Bits
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
 from protocol.tensors import Layout, Tensors, TensorSpec
 from protocol.transport.interface import Address
@@ -29,6 +30,8 @@ from protocol.transport.zeromq import ZeroMQTransport
 COMMAND = "make bench only=transport"
 WINDOW_CHUNKS = 4
 REPEATS = {0.47: 201, 4: 101, 40: 31}
+CODED_MB = 4
+CODED_REPEATS = 41
 DEADLINE_S = 30.0
 
 
@@ -36,6 +39,8 @@ class Silent:
     """A listener that takes everything and does nothing."""
 
     def gradient_arrived(self, update: GradientUpdate) -> None: ...
+
+    def model_asked(self, peer_id: PeerId) -> None: ...
 
     def neighbors_changed(self, neighbors: frozenset[PeerId]) -> None: ...
 
@@ -56,7 +61,19 @@ def model(size_mb: float) -> Tensors:
     return tensors
 
 
-def transport(pair: KeyPair, allowed: Path, layout: Layout) -> ZeroMQTransport:
+def trained(tensors: Tensors, number: int) -> ModelSnapshot:
+    """Return what a model has become after some training: every number has moved a little."""
+    rng = np.random.default_rng(number)
+    moved = {
+        name: array + 0.001 * rng.standard_normal(array.shape, dtype=np.float32)
+        for name, array in tensors.items()
+    }
+    return ModelSnapshot(version=Version(1, number), tensors=Tensors.of(tensors.layout, moved))
+
+
+def transport(
+    pair: KeyPair, allowed: Path, layout: Layout, bits: Bits | None = None
+) -> ZeroMQTransport:
     return ZeroMQTransport(
         key_pair=pair,
         allow_list=AllowList(allowed),
@@ -68,19 +85,27 @@ def transport(pair: KeyPair, allowed: Path, layout: Layout) -> ZeroMQTransport:
         layout=layout,
         task="bench",
         listener=Silent(),
+        bits=bits,
     )
 
 
-def serve_ours(pipe: Pipe, pair: KeyPair, allowed: Path, size_mb: float) -> None:
-    """Serve one model with our transport until the pipe says stop."""
+def serve_ours(
+    pipe: Pipe, pair: KeyPair, allowed: Path, size_mb: float, bits: Bits | None = None
+) -> None:
+    """Serve a model with our transport, a newer one whenever asked, until the pipe says stop."""
 
     async def serve() -> None:
-        tensors = model(size_mb)
-        ours = transport(pair, allowed, tensors.layout)
+        loop, tensors = asyncio.get_running_loop(), model(size_mb)
+        ours = transport(pair, allowed, tensors.layout, bits)
         endpoint = await ours.start()
         ours.publish(ModelSnapshot(version=Version(1, 0), tensors=tensors))
         pipe.send(endpoint)
-        await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+        while (order := await loop.run_in_executor(None, pipe.recv)) != "stop":
+            newer = trained(tensors, order)
+            began = time.perf_counter()
+            ours.publish(newer)
+            await loop.run_in_executor(ours._worker, int)  # waits its turn: coding comes first
+            pipe.send(seconds(began))
         await ours.close()
 
     asyncio.run(serve())
@@ -184,17 +209,21 @@ def run_size(size_mb: float) -> list[dict[str, Any]]:
     return describe(size_mb, *times)
 
 
+def row_of(name: str, values: list[float], unit: str, compared_with: str) -> dict[str, Any]:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {
+        "name": name,
+        "value": round(middle, 3),
+        "spread": [round(low, 3), round(high, 3)],
+        "unit": unit,
+        "compared_with": compared_with,
+        "command": COMMAND,
+    }
+
+
 def describe(size_mb: float, ours: list[float], bare: list[float], copy: list[float]) -> Any:
     def row(name: str, values: list[float], unit: str, compared_with: str) -> dict[str, Any]:
-        low, middle, high = statistics.quantiles(values, n=4)
-        return {
-            "name": f"{name}, {size_mb:g} MB",
-            "value": round(middle, 3),
-            "spread": [round(low, 3), round(high, 3)],
-            "unit": unit,
-            "compared_with": compared_with,
-            "command": COMMAND,
-        }
+        return row_of(f"{name}, {size_mb:g} MB", values, unit, compared_with)
 
     def rates(taken: list[float]) -> list[float]:
         return [size_mb / seconds_taken for seconds_taken in taken]
@@ -210,9 +239,71 @@ def describe(size_mb: float, ours: list[float], bare: list[float], copy: list[fl
     ]
 
 
+async def measure_coded(
+    owners: dict[Bits | None, tuple[str, KeyPair, Pipe]], pair: KeyPair, allowed: Path
+) -> dict[str, list[float]]:
+    """Pull the next version from each owner in turns; return milliseconds and bytes of each."""
+    mine = transport(pair, allowed, model(CODED_MB).layout)
+    await mine.start()
+    mine.set_neighbors(
+        {
+            keys.peer_id: Address(name=f"{bits}", endpoint=endpoint, public_key=keys.public_key)
+            for bits, (endpoint, keys, _) in owners.items()
+        }
+    )
+    held = {bits: await mine.fetch(owners[bits][1].peer_id, None, DEADLINE_S) for bits in owners}
+    figures: dict[str, list[float]] = {}
+    for repeat in range(1, CODED_REPEATS + 5):
+        for bits, (_, keys, pipe) in owners.items():
+            pipe.send(repeat)
+            coding_ms = 1000 * pipe.recv()
+            before, began = mine.counters.bytes_received, time.perf_counter()
+            held[bits] = await mine.fetch(keys.peer_id, held[bits], DEADLINE_S)
+            pull_ms = 1000 * seconds(began)
+            size_bytes = mine.counters.bytes_received - before
+            if repeat >= 5:
+                name = "f32" if bits is None else f"{bits} bits"
+                for what, value in (
+                    ("pull", pull_ms),
+                    ("publish", coding_ms),
+                    ("size", size_bytes),
+                ):
+                    figures.setdefault(f"{what} as {name}", []).append(value)
+    await mine.close()
+    return figures
+
+
+def run_coded() -> list[dict[str, Any]]:
+    """Compare pulls of a model that moves on, as it is and as coded differences."""
+    mine, spawn = generate_key_pair(), multiprocessing.get_context("spawn")
+    owners: dict[Bits | None, tuple[str, KeyPair, Pipe]] = {}
+    processes = []
+    with tempfile.TemporaryDirectory() as folder:
+        allowed = Path(folder)
+        (allowed / "mine.pub").write_text(mine.public_key)
+        widths: tuple[Bits | None, ...] = (None, 8, 4)
+        for bits in widths:
+            pair, (ours, theirs) = generate_key_pair(), spawn.Pipe()
+            (allowed / f"{bits}.pub").write_text(pair.public_key)
+            process = spawn.Process(target=serve_ours, args=(theirs, pair, allowed, CODED_MB, bits))
+            process.start()
+            processes.append(process)
+            owners[bits] = (ours.recv(), pair, ours)
+        figures = asyncio.run(measure_coded(owners, mine, allowed))
+        for _, _, pipe in owners.values():
+            pipe.send("stop")
+        for process in processes:
+            process.join(10)
+    turns = f"{CODED_REPEATS} versions in turns; quartiles"
+    return [
+        row_of(f"{name}, {CODED_MB} MB", values, "B" if name.startswith("size") else "ms", turns)
+        for name, values in figures.items()
+    ]
+
+
 def rows() -> list[dict[str, Any]]:
     """Return name, value, unit, what it is compared with, and the command, for each figure."""
-    return [row for size_mb in REPEATS for row in run_size(size_mb)]
+    return [row for size_mb in REPEATS for row in run_size(size_mb)] + run_coded()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from helpers_transport import (
     MemorySwarm,
     Swarm,
     ZeroMQSwarm,
+    as_delivered,
     gradient,
     introduce,
     snapshot,
@@ -34,10 +35,17 @@ from protocol.errors import (
 from protocol.messages import ModelSnapshot, PeerId, RefusalCode, Version
 from protocol.tensors import Layout, Tensors
 
+KINDS = [MemorySwarm, ZeroMQSwarm]
 
-@pytest.fixture(params=[MemorySwarm, ZeroMQSwarm])
+
+@pytest.fixture(
+    params=[(kind, bits) for kind in KINDS for bits in (None, 4)],
+    ids=lambda param: f"{param[0].__name__}-{param[1]}",
+)
 async def swarm(request: pytest.FixtureRequest) -> AsyncIterator[Swarm]:
-    made: Swarm = request.param()
+    kind, bits = request.param
+    made: Swarm = kind()
+    made.bits = bits
     yield made
     async with asyncio.timeout(DEADLINE_S):
         await made.close()
@@ -50,7 +58,14 @@ async def test_a_fetched_model_equals_the_published_one(swarm: Swarm, layout: La
     two.transport.publish(published := snapshot(layout))
     fetched = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
     assert fetched.version == published.version
-    assert np.array_equal(fetched.tensors.buffer, published.tensors.buffer)
+    assert fetched.friends == published.friends
+    public = swarm.public(two)
+    assert fetched.tensors.buffer.tobytes() == public.tensors.buffer.tobytes()
+    for name, array in published.tensors.items():
+        if swarm.bits is None or name not in layout.coded.index:
+            assert public.tensors[name].tobytes() == array.tobytes()
+        else:
+            assert np.allclose(public.tensors[name], array, rtol=2**-11, atol=2**-24)
 
 
 async def test_fetched_tensors_are_ours_alone_and_writable(swarm: Swarm) -> None:
@@ -59,9 +74,10 @@ async def test_fetched_tensors_are_ours_alone_and_writable(swarm: Swarm) -> None
     two.transport.publish(published := snapshot(LARGE))
     before = published.tensors.buffer.copy()
     first = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
+    public = first.tensors.buffer.copy()
     first.tensors.buffer.fill(0)
     second = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
-    assert np.array_equal(second.tensors.buffer, before)
+    assert np.array_equal(second.tensors.buffer, public)
     assert np.array_equal(published.tensors.buffer, before)
     assert not first.tensors.buffer.any()
 
@@ -70,12 +86,13 @@ async def test_the_newest_version_is_not_sent_to_who_has_it(swarm: Swarm) -> Non
     one, two = await swarm.add(LARGE), await swarm.add(LARGE)
     introduce(one, two)
     two.transport.publish(snapshot(LARGE, round_number=1))
-    assert await one.transport.fetch(two.peer_id, Version(1, 1), DEADLINE_S) is None
+    first = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
+    assert await one.transport.fetch(two.peer_id, first, DEADLINE_S) is None
     two.transport.publish(snapshot(LARGE, round_number=2))
-    fetched = await one.transport.fetch(two.peer_id, Version(1, 1), DEADLINE_S)
+    fetched = await one.transport.fetch(two.peer_id, first, DEADLINE_S)
     assert fetched.version == Version(1, 2)
     assert one.transport.counters.models_unchanged == 1
-    assert one.transport.counters.models_fetched == 1
+    assert one.transport.counters.models_fetched == 2
 
 
 async def test_a_peer_without_a_model_refuses(swarm: Swarm) -> None:
@@ -99,7 +116,7 @@ async def test_a_pushed_gradient_is_delivered_once_with_its_true_sender(
     assert arrived.sender_round == update.sender_round
     assert arrived.on_version == update.on_version
     assert (arrived.weight, arrived.num_examples) == (update.weight, update.num_examples)
-    assert np.array_equal(arrived.gradient.buffer, update.gradient.buffer)
+    assert arrived.gradient == as_delivered(update, swarm.bits)
     assert arrived.gradient.buffer is not update.gradient.buffer
 
 
@@ -128,8 +145,8 @@ async def test_many_fetches_at_once_each_get_the_right_model(swarm: Swarm) -> No
         *(one.transport.fetch(two.peer_id, None, DEADLINE_S) for one, two in asked)
     )
     for (_, owner), fetched in zip(asked, got, strict=True):
-        own = snapshot(LARGE, seed=peers.index(owner)).tensors
-        assert np.array_equal(fetched.tensors.buffer, own.buffer)
+        assert np.array_equal(fetched.tensors.buffer, swarm.public(owner).tensors.buffer)
+    assert len({fetched.tensors.buffer[:64].tobytes() for fetched in got}) == len(peers)
 
 
 async def test_a_model_published_during_a_fetch_is_never_mixed_with_the_older(
@@ -144,16 +161,21 @@ async def test_a_model_published_during_a_fetch_is_never_mixed_with_the_older(
         two.transport.publish(ModelSnapshot(version=Version(1, number), tensors=tensors))
 
     publish(0)
-    number = 0
+    number, fetched = 0, None
     for _ in range(5):
-        fetching = asyncio.ensure_future(one.transport.fetch(two.peer_id, None, DEADLINE_S))
+        fetching = asyncio.ensure_future(one.transport.fetch(two.peer_id, fetched, DEADLINE_S))
         while not fetching.done():
             number += 1
             publish(number)
             await asyncio.sleep(0)
             await asyncio.wait((fetching,), timeout=0.002)
         fetched = fetching.result()
-        assert (fetched.tensors["body.weight"] == fetched.version.round_number).all()
+        weight = fetched.tensors["body.weight"]
+        assert (weight == weight[0, 0]).all()
+        if swarm.bits is None:
+            assert weight[0, 0] == fetched.version.round_number
+        else:  # rounding is off by half a scale, a 14th of the way since the version coded before
+            assert weight[0, 0] == pytest.approx(fetched.version.round_number, abs=number / 14 + 1)
 
 
 async def test_a_killed_peer_fails_requests_and_is_reported(swarm: Swarm) -> None:
@@ -228,7 +250,8 @@ async def test_a_cancelled_fetch_leaves_everything_working(swarm: Swarm) -> None
             with contextlib.suppress(asyncio.CancelledError):  # or it was quicker
                 await task
     fetched = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
-    assert np.array_equal(fetched.tensors.buffer, published.tensors.buffer)
+    assert np.array_equal(fetched.tensors.buffer, swarm.public(two).tensors.buffer)
+    assert fetched.version == published.version
     two.listener.gradients.clear()
     await one.transport.push(two.peer_id, gradient(LARGE, one.peer_id, 77), DEADLINE_S)
     assert 77 in [update.sender_round for update in two.listener.gradients]

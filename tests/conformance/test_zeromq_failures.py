@@ -22,6 +22,7 @@ from helpers_transport import (
     Peer,
     Recorder,
     ZeroMQSwarm,
+    as_delivered,
     gradient,
     introduce,
     snapshot,
@@ -29,6 +30,7 @@ from helpers_transport import (
 
 from protocol.errors import BindError, ConfigError, PeerRefused, PeerUnreachable
 from protocol.identity import KeyPair, generate_key_pair
+from protocol.lowbit import Bits
 from protocol.tensors import Layout
 from protocol.transport.dial import Attempt, Reached
 from protocol.transport.interface import Address
@@ -219,32 +221,59 @@ async def test_a_transfer_that_stalls_fails_and_the_peer_counts_as_unreachable(
         await one.listener.until_neighbors()
 
 
-async def test_a_pull_goes_on_where_its_connection_broke(swarm: ZeroMQSwarm) -> None:
+@pytest.mark.parametrize("bits", [None, 4])
+async def test_a_pull_goes_on_where_its_connection_broke(
+    swarm: ZeroMQSwarm, bits: Bits | None
+) -> None:
+    swarm.bits = bits
     one, two = await swarm.add(LARGE), await swarm.add(LARGE)
-    two.transport.publish(published := snapshot(LARGE))
+    two.transport.publish(snapshot(LARGE))
     async with Proxy(two.address.endpoint) as proxy:
         one.transport.set_neighbors(known_at(two, proxy.endpoint))
-        proxy.cut_after = LARGE.size_bytes // 2
+        proxy.cut_after = LARGE.size_bytes // (2 if bits is None else 4)
         fetched = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
-        assert np.array_equal(fetched.tensors.buffer, published.tensors.buffer)
+        assert fetched.tensors == swarm.public(two).tensors
         assert proxy.cut_after is None
         # What was there already did not come again; a window's worth may have been lost.
         assert proxy.passed["down"] < LARGE.size_bytes + (9 << 20)
 
 
-async def test_a_push_goes_on_where_its_connection_broke_and_arrives_once(
-    swarm: ZeroMQSwarm,
+@pytest.mark.parametrize(("bits", "missed"), [(4, 3), (8, 1)])
+async def test_a_pull_of_differences_goes_on_where_its_connection_broke(
+    swarm: ZeroMQSwarm, bits: Bits, missed: int
 ) -> None:
+    swarm.bits = bits
+    one, two = await swarm.add(LARGE), await swarm.add(LARGE)
+    two.transport.publish(snapshot(LARGE))
+    async with Proxy(two.address.endpoint) as proxy:
+        one.transport.set_neighbors(known_at(two, proxy.endpoint))
+        held = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
+        for number in range(1, missed + 1):
+            two.transport.publish(snapshot(LARGE, round_number=number, seed=number))
+            # Each is coded: one that is succeeded before its turn would not be.
+            await one.transport.fetch(two.peer_id, None, DEADLINE_S)
+        size = missed * bits * LARGE.size_bytes // 32
+        proxy.cut_after = sum(proxy.passed.values()) + size * 3 // 4
+        fetched = await one.transport.fetch(two.peer_id, held, DEADLINE_S)
+        assert fetched.tensors == swarm.public(two).tensors
+        assert proxy.cut_after is None
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+async def test_a_push_goes_on_where_its_connection_broke_and_arrives_once(
+    swarm: ZeroMQSwarm, bits: Bits | None
+) -> None:
+    swarm.bits = bits
     one, two = await swarm.add(LARGE), await swarm.add(LARGE)
     async with Proxy(two.address.endpoint) as proxy:
         one.transport.set_neighbors(known_at(two, proxy.endpoint))
-        proxy.cut_after = LARGE.gradient.size_bytes // 2
+        proxy.cut_after = LARGE.gradient.size_bytes // (2 if bits is None else 16)
         update = gradient(LARGE, one.peer_id)
         await one.transport.push(two.peer_id, update, DEADLINE_S)
         assert proxy.cut_after is None
         assert proxy.passed["up"] < LARGE.gradient.size_bytes + (9 << 20)
     (arrived,) = two.listener.gradients
-    assert np.array_equal(arrived.gradient.buffer, update.gradient.buffer)
+    assert arrived.gradient == as_delivered(update, bits)
 
 
 async def test_a_peer_restarted_during_a_pull_is_asked_again_from_the_start(

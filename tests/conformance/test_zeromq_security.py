@@ -25,6 +25,7 @@ from helpers_transport import (
 
 from protocol import handshake
 from protocol.codec import MAX_CHUNK_BYTES, MAX_FRAME_BYTES, MAX_HEADER_BYTES, decode, encode
+from protocol.digest import digest_of
 from protocol.errors import PeerRefused, PeerUnreachable, ProtocolError, RemoteProtocolError
 from protocol.handshake import Credentials
 from protocol.identity import AllowList, KeyPair, generate_key_pair
@@ -32,6 +33,7 @@ from protocol.messages import (
     MESSAGES,
     Chunk,
     ChunkRequest,
+    Encoding,
     GradientChunk,
     GradientOffer,
     Hello,
@@ -50,7 +52,6 @@ from protocol.transport.admission import Admission
 from protocol.transport.interface import Address
 from protocol.transport.settings import TransportSettings
 from protocol.transport.sockets import ZAP_DOMAIN, make_context, make_listener
-from protocol.transport.transfers import digest_of
 
 SILENCE_S = 0.5
 
@@ -373,14 +374,34 @@ async def test_a_flooder_that_reads_nothing_starves_nobody(swarm: ZeroMQSwarm) -
     assert two.transport.counters.replies_dropped > 0
 
 
+HAVE = snapshot(SMALL, round_number=1)
+
+
 def offer_of(request: ModelRequest, data: bytes, **changes: Any) -> ModelOffer:
     fields: dict[str, Any] = {
         "request_id": request.request_id,
-        "version": Version(1, 1),
+        "version": Version(1, 2),
         "size_bytes": SMALL.size_bytes,
         "digest": digest_of(data),
+        "friends": (),
     }
     return ModelOffer(**{**fields, **changes})
+
+
+def coded_lie(
+    data: bytes,
+    encoding: Encoding = Encoding.CODEC_4,
+    base: Version | None = HAVE.version,
+    size_bytes: int | None = None,
+) -> Callable[[ModelRequest], Sequence[Any]]:
+    """Answer with coded bytes that are announced truly, unless told otherwise."""
+    changes = {
+        "encoding": encoding,
+        "base": base,
+        "size_bytes": len(data) if size_bytes is None else size_bytes,
+        "leads_to": digest_of(HAVE.tensors.buffer.data),
+    }
+    return lambda request: encode(offer_of(request, data, **changes), data)
 
 
 DATA = snapshot(SMALL).tensors.buffer.tobytes()
@@ -399,6 +420,26 @@ LIES: dict[str, Callable[[ModelRequest], Sequence[Any]]] = {
     "numbers that are not finite": lambda request: encode(
         offer_of(request, b"\xff" * len(DATA)), b"\xff" * len(DATA)
     ),
+    "differences to what we haven't": coded_lie(bytes(114), base=Version(1, 0)),
+    "differences that lead elsewhere": coded_lie(b"\x00\x3c" + b"\x00" * 40 + b"\x11" * 72),
+    "differences to nothing": coded_lie(bytes(114), base=None),
+    "differences to another start": coded_lie(bytes(114), base=Version(2, 1)),
+    "a piece of a difference": coded_lie(bytes(113)),
+    "no difference": coded_lie(b""),
+    "more differences than are ever kept": coded_lie(bytes(4 * 114)),
+    "more differences than announced": coded_lie(bytes(2 * 114), size_bytes=114),
+    "differences of a vast size": coded_lie(bytes(114), size_bytes=2**62),
+    "a scale that is not finite": coded_lie(b"\x00\x7c" + bytes(112)),
+    "a scale that is negative": coded_lie(bytes(114) + b"\x00\x80" + bytes(112)),
+    "an integer out of range": coded_lie(bytes(2) + b"\x88" * 112),
+    "numbers in the gaps": coded_lie(b"\x00\x3c" + b"\x11" * 112),
+    "the other width": coded_lie(bytes(114), encoding=Encoding.CODEC_8),
+    "a whole copy with a base": coded_lie(bytes(448), encoding=Encoding.F16),
+    "a whole copy of another size": coded_lie(bytes(446), encoding=Encoding.F16, base=None),
+    "a whole copy that is not finite": coded_lie(
+        b"\x00\x7c" * 224, encoding=Encoding.F16, base=None
+    ),
+    "a model as it is with a base": coded_lie(DATA, encoding=Encoding.F32),
 }
 
 
@@ -428,9 +469,12 @@ async def test_a_peer_that_answers_nonsense_is_blamed_and_nothing_is_taken(
     answering = asyncio.ensure_future(answer())
     address = Address(name="liar", endpoint=f"tcp://127.0.0.1:{port}", public_key=liar.public_key)
     one.transport.set_neighbors({liar.peer_id: address})
+    before = HAVE.tensors.buffer.tobytes()
     with pytest.raises(RemoteProtocolError, match="liar"):
-        await one.transport.fetch(liar.peer_id, None, DEADLINE_S)
+        await one.transport.fetch(liar.peer_id, HAVE, DEADLINE_S)
     assert not faults
+    assert one.transport.counters.malformed > 0
+    assert HAVE.tensors.buffer.tobytes() == before
     answering.cancel()
     await asyncio.wait((answering,))
     context.destroy(linger=0)

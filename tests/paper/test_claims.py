@@ -15,7 +15,7 @@ from functools import cache
 import msgspec
 import numpy as np
 import pytest
-from helpers import Lockstep, make_learner, make_participants
+from helpers import make_learner, make_participants, run_lockstep
 
 from peer.algorithm import PROFILES, AlgorithmSettings
 from peer.data import Split
@@ -54,7 +54,7 @@ def outcome(profile: str) -> Outcome:
     model, parts = slices()
     datasets = [part.dataset for part in parts]
     participants = make_participants(datasets, model=model, rounds=ROUNDS, settings=settings)
-    Lockstep(participants).run()
+    run_lockstep(participants, settings.bits)
     groups = dict(zip(participants, (part.group for part in parts), strict=True))
     mixture, own, same = [], [], []
     for peer, each in participants.items():

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from peer.algorithm import (
     Verdict,
     WeightedGradient,
+    best_neighbors,
     collaboration_weights,
     combine_gradients,
     mix_predictions,
     prune_weights,
-    sample_neighbors,
+    uniform_neighbors,
     update_loss_average,
 )
 
@@ -88,10 +89,23 @@ def test_pruning_keeps_the_largest_weight_and_the_sum(averages, minimum):
     assert list(pruned) == [peer for peer in sorted(weights) if weights[peer] >= bound]
 
 
-@given(st.integers(0, 30), st.integers(0, 8), st.floats(0, 1), st.integers(0, 1000))
-def test_sampling_gives_distinct_candidates_and_as_many_as_asked_for(number, count, epsilon, seed):
+@given(
+    st.integers(0, 30),
+    st.integers(0, 8),
+    st.sets(st.integers(0, 29)),
+    st.sampled_from(["best", "uniform"]),
+    st.integers(0, 1000),
+)
+def test_sampling_gives_distinct_candidates_and_as_many_as_asked_for(
+    number, count, measured, how, seed
+):
     candidates = [peer_id(index) for index in range(number)]
-    sampled = sample_neighbors(candidates, {}, count, epsilon, np.random.default_rng(seed))
+    weights = {peer_id(index): index / 100 for index in measured if index < number}
+    rng = np.random.default_rng(seed)
+    if how == "best":
+        sampled = best_neighbors(candidates, weights, count, rng)
+    else:
+        sampled = uniform_neighbors(candidates, count, rng)
     assert len(set(sampled)) == len(sampled) == min(count, number)
     assert set(sampled) <= set(candidates)
     assert list(sampled) == sorted(sampled)
@@ -101,9 +115,9 @@ def test_greedy_sampling_takes_the_highest_weights_and_uniform_sampling_takes_al
     candidates = [peer_id(index) for index in range(6)]
     weights = {peer_id(index): index / 15 for index in range(6)}
     rng = np.random.default_rng(0)
-    greedy = [sample_neighbors(candidates, weights, 2, 0.0, rng) for _ in range(50)]
+    greedy = [best_neighbors(candidates, weights, 2, rng) for _ in range(50)]
     assert set(greedy) == {(peer_id(4), peer_id(5))}
-    uniform = [sample_neighbors(candidates, weights, 2, 1.0, rng) for _ in range(3000)]
+    uniform = [uniform_neighbors(candidates, 2, rng) for _ in range(3000)]
     counts = [sum(peer in sampled for sampled in uniform) for peer in candidates]
     # 3000 draws of 2 out of 6: mean 1000, standard deviation 26; five of them never occur by luck
     assert all(abs(count - 1000) < 130 for count in counts)
@@ -112,7 +126,7 @@ def test_greedy_sampling_takes_the_highest_weights_and_uniform_sampling_takes_al
 def test_greedy_sampling_breaks_ties_of_unmeasured_peers_at_random():
     candidates = [peer_id(index) for index in range(5)]
     rng = np.random.default_rng(0)
-    seen = {sample_neighbors(candidates, {}, 1, 0.0, rng) for _ in range(200)}
+    seen = {best_neighbors(candidates, {}, 1, rng) for _ in range(200)}
     assert len(seen) == 5
 
 

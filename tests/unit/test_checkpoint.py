@@ -7,8 +7,10 @@ import pytest
 from helpers import peer_id
 from safetensors.numpy import load_file
 
+from peer.acquaintances import KeptModel
 from peer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from peer.core import KeptModel, PeerSnapshot
+from peer.core import PeerSnapshot
+from peer.exploration import ExplorerState
 from protocol.errors import CheckpointError
 from protocol.messages import ModelSnapshot, Version
 from protocol.tensors import Layout, Tensors, TensorSpec
@@ -39,11 +41,23 @@ def checkpoint() -> Checkpoint:
             round_number=7,
             model=ModelSnapshot(version=Version(2, 7), tensors=model(1)),
             loss_averages={peer_id(1): 0.25, peer_id(2): 1 / 3},
+            measured_at={peer_id(1): 6, peer_id(2): 0},
             kept={
                 peer_id(1): KeptModel(
-                    ModelSnapshot(version=Version(0, 6), tensors=model(2)), 0.125, 6
+                    ModelSnapshot(
+                        version=Version(0, 6), tensors=model(2), friends=(peer_id(4), peer_id(3))
+                    ),
+                    0.125,
+                    6,
                 )
             },
+            explorer=ExplorerState(
+                survey={peer_id(3): 2},
+                asked={peer_id(4): 1},
+                insisting={peer_id(4)},
+                budget=1.25,
+                looked_at={peer_id(5)},
+            ),
             rng_state=rng.bit_generator.state,
         ),
         {"a/exp_avg": np.arange(6, dtype=np.float32).reshape(3, 2), "a/step": np.float32(3)[()]},
@@ -71,7 +85,9 @@ def test_others_can_read_the_own_model_with_safetensors_alone(tmp_path):
         round_number=1,
         model=ModelSnapshot(version=Version(0, 1), tensors=tensors),
         loss_averages={},
+        measured_at={},
         kept={},
+        explorer=ExplorerState(),
         rng_state=core.rng_state,
     )
     save_checkpoint(tmp_path / "c.safetensors", Checkpoint(snapshot, {}, {}), TASK)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from peer.config import PeerSettings, build_settings, read_settings, resolve
 from protocol.errors import ConfigError
+from sim.comparison import CompareSettings
 from sim.experiment import SwarmSettings
 
 MINIMAL = {"name": "x", "data": "digits", "model": "mlp", "peers": 2, "rounds": 1}
-CONFIGS = sorted(Path(__file__).parents[2].glob("configs/*.toml"))
+CONFIGS = sorted(Path(__file__).parents[2].glob("configs/**/*.toml"))
 
 
 def swarm(**changes) -> SwarmSettings:
@@ -23,8 +24,9 @@ def swarm(**changes) -> SwarmSettings:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_config_that_we_ship_is_valid(path):
-    kind = SwarmSettings if "\npeers = " in path.read_text() else PeerSettings
-    assert read_settings(path, kind).name
+    text = path.read_text()
+    kind = SwarmSettings if "\npeers = " in text else PeerSettings
+    assert read_settings(path, CompareSettings if "\nmethods = " in text else kind).name
 
 
 @pytest.mark.parametrize(
@@ -95,10 +97,10 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
 def test_overrides_take_toml_values_and_bare_words(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text('name="x"\ndata="digits"\nmodel="mlp"\npeers=2\nrounds=1\n')
-    overrides = ["algorithm.epsilon=0.5", "model=cnn", "algorithm.anchor=false", "peers=4"]
+    overrides = ["algorithm.epsilon=0.5", "model=cnn", "algorithm.defended=false", "peers=4"]
     settings = read_settings(path, SwarmSettings, overrides)
     assert (settings.algorithm.epsilon, settings.model) == (0.5, "cnn")
-    assert (settings.algorithm.anchor, settings.peers) == (False, 4)
+    assert (settings.algorithm.defended, settings.peers) == (False, 4)
 
 
 @pytest.mark.parametrize("override", ["epsilon", "=3", "peers.x=1"])

@@ -117,6 +117,54 @@ def test_a_test_part_of_another_shape_is_refused() -> None:
         Dataset(name="mine", train=one, test=other, num_classes=1)
 
 
+OWNERS = np.array([1, 0, 1])
+
+
+def owned(**changes: object) -> Dataset:
+    """Return a data set of three train and two test examples of two owners, with changes."""
+    fields: dict[str, object] = {
+        "name": "plays",
+        "train": numbered(3),
+        "test": numbered(2),
+        "num_classes": 1,
+        "train_owners": OWNERS,
+        "test_owners": OWNERS[:2],
+        "owner_names": ("Ann", "Bob"),
+        "owner_groups": (0, 4),
+    }
+    return Dataset(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_examples_may_have_owners_and_owners_groups() -> None:
+    assert owned().owner_names == ("Ann", "Bob")
+    assert owned(owner_groups=()).owner_groups == ()
+    assert owned(test=None, test_owners=None).test_owners is None
+    assert owned(train_owners=None, test_owners=None, owner_names=(), owner_groups=()).test
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"train_owners": None}, "there are owner_names, but no train_owners: add them"),
+        ({"test_owners": None}, "no test_owners: add them"),
+        ({"owner_names": (), "owner_groups": ()}, "there are train_owners, but no owner_names"),
+        ({"test": None}, "there are test_owners, but no owner_names or no test part"),
+        ({"train_owners": OWNERS[:2]}, "train_owners are int64 of shape (2,): give one whole"),
+        ({"test_owners": np.zeros(2)}, "test_owners are float64 of shape (2,)"),
+        ({"train_owners": OWNERS + 1}, "go from 1 to 2, but there are 2 owner_names, from 0"),
+        ({"train_owners": OWNERS - 1}, "train_owners go from -1 to 0"),
+        ({"owner_groups": (0,)}, "2 owners have 1 groups"),
+    ],
+)
+def test_owners_that_do_not_fit_the_examples_are_refused(
+    changes: dict[str, object], fault: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        owned(**changes)
+    assert str(caught.value).startswith("plays: ")
+    assert fault in str(caught.value)
+
+
 def test_a_replaced_file_holds_the_new_content_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "file"
     for content in (b"old", b"new"):

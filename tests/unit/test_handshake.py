@@ -75,6 +75,16 @@ def test_a_refusal_stays_within_its_bounds_whatever_the_newcomer_is_called() -> 
     assert len(refusal.text) <= 512
 
 
+def test_the_codecs_that_we_read_are_announced_and_those_that_both_read_are_agreed_on() -> None:
+    assert OURS.features == ["codec-4", "codec-8"]
+    welcome = answer(hello(features=["codec-9", "codec-8", "else"]), OURS)
+    assert isinstance(welcome, Welcome)
+    assert welcome.features == ["codec-8"]
+    welcome = answer(hello(features=[]), OURS)
+    assert isinstance(welcome, Welcome)
+    assert welcome.features == []
+
+
 @pytest.mark.parametrize("changes", [{"version": 7}, {"version": 0}, {"max_chunk_bytes": 10}])
 def test_a_welcome_that_was_not_offered_is_refused(changes: dict[str, int]) -> None:
     welcome = msgspec.structs.replace(answer(hello(), OURS), **changes)

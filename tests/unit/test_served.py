@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
@@ -13,11 +14,14 @@ from helpers_transport import LARGE, OTHER, SMALL, TASK, filled, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.editions import Answer, codec_of, read
 from protocol.errors import PeerRefused
 from protocol.handshake import Credentials
+from protocol.lowbit import Bits, encode
 from protocol.messages import (
     Chunk,
     ChunkRequest,
+    Encoding,
     GradientChunk,
     GradientOffer,
     GradientProgress,
@@ -43,6 +47,7 @@ from protocol.transport.settings import TransportSettings
 
 ADA, BOB = PeerId("a" * 32), PeerId("b" * 32)
 MIB = 1 << 20
+Result = TypeVar("Result")
 Answers = list[tuple[Message, bytes | None]]
 
 
@@ -67,17 +72,21 @@ class Visitors:
     def gradient_arrived(self, update: GradientUpdate) -> None:
         self.gradients.append(update)
 
+    def model_asked(self, peer_id: PeerId) -> None:
+        self.told.append(("asked", peer_id))
+
 
 class Desk:
     """A served side with a clock that only moves when told, and work that may be held back."""
 
-    def __init__(self, layout: Layout = LARGE, **settings: Any) -> None:
+    def __init__(self, layout: Layout = LARGE, bits: Bits | None = None, **settings: Any) -> None:
         self.layout = layout
         self.time = 100.0
         self.held: list[Callable[[], None]] | None = None
         self.visitors, self.counters = Visitors(), Counters()
         self.served = Served(
             credentials=credentials(layout),
+            bits=bits,
             settings=TransportSettings(**settings),
             counters=self.counters,
             visitors=self.visitors,
@@ -87,7 +96,7 @@ class Desk:
         )
 
     def offload(
-        self, _size: int, work: Callable[[], str | None], then: Callable[[str | None], None]
+        self, size_bytes: int, work: Callable[[], Result], then: Callable[[Result], None]
     ) -> None:
         if self.held is None:
             then(work())
@@ -103,9 +112,13 @@ class Desk:
         return answers[0] if answers else None
 
     def ask_later(
-        self, message: Message, body: bytes | None = None, sender: PeerId = ADA
+        self,
+        message: Message,
+        body: bytes | None = None,
+        sender: PeerId = ADA,
+        into: Answers | None = None,
     ) -> Answers:
-        answers: Answers = []
+        answers = [] if into is None else into
         self.served.handle(
             sender,
             message,
@@ -120,12 +133,12 @@ class Desk:
         assert isinstance(answer[0], Welcome)
 
     def offer(self, transfer_id: int, body: bytes, **changes: Any) -> GradientOffer:
-        data = filled(self.layout.gradient).buffer
+        data = changes.pop("data", filled(self.layout.gradient).buffer.data)
         fields: dict[str, Any] = {
             "request_id": 5,
             "transfer_id": transfer_id,
-            "size_bytes": data.nbytes,
-            "digest": xxhash.xxh3_64_hexdigest(data.data),
+            "size_bytes": len(data),
+            "digest": xxhash.xxh3_64_hexdigest(data),
             "sender_round": 9,
             "on_version": Version(1, 2),
             "weight": 0.5,
@@ -273,6 +286,170 @@ def test_old_models_kept_for_pulls_are_bounded_the_oldest_goes_first() -> None:
     assert kinds == [Refusal, Refusal, Chunk, Chunk, Chunk]
 
 
+def ask_for_model(request_id: int, accept_bytes: int = 0, have: Version | None = None) -> Message:
+    return ModelRequest(request_id=request_id, have=have, accept_bytes=accept_bytes)
+
+
+def ask_for_bytes(transfer_id: int, offset: int, length: int = MIB) -> Message:
+    return ChunkRequest(request_id=99, transfer_id=transfer_id, offset=offset, length=length)
+
+
+def test_a_coded_model_is_offered_and_sent_once_it_is_coded_in_the_order_of_the_requests() -> None:
+    desk = Desk(bits=4)
+    desk.greet()
+    desk.held = []
+    desk.served.publish(snapshot(LARGE))
+    answers: Answers = []
+    for message in (ask_for_model(2, 10), ask_for_bytes(2, 10, 5), ask_for_model(3, 7)):
+        assert desk.ask_later(message, into=answers) is answers
+    assert not answers
+    desk.held.pop()()
+    first, chunk, second = answers
+    assert isinstance(first[0], ModelOffer)
+    assert (first[0].encoding, first[0].request_id) == (Encoding.F16, 2)
+    assert isinstance(chunk[0], Chunk)
+    assert first[1] is not None and len(first[1]) == 10
+    assert chunk[1] is not None and len(chunk[1]) == 5
+    assert isinstance(second[0], ModelOffer)
+    assert second[1] == first[1][:7]
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_small_model_whose_digest_is_late_comes_whole_with_its_offer(bits: Bits | None) -> None:
+    desk = Desk(SMALL, bits=bits)
+    desk.greet()
+    desk.held = []
+    desk.served.publish(snapshot(SMALL))
+    answers = desk.ask_later(ask_for_model(2, accept_bytes=MIB))
+    assert not answers
+    desk.held.pop()()
+    ((offer, body),) = answers
+    assert isinstance(offer, ModelOffer)
+    assert body is not None and len(body) == offer.size_bytes
+    assert code_of(desk.ask(ask_for_bytes(2, 0, 1))) == RefusalCode.NO_TRANSFER
+
+
+def test_requests_that_wait_for_a_model_are_bounded_and_the_newest_are_answered() -> None:
+    desk = Desk(bits=4)
+    desk.greet()
+    desk.held = []
+    desk.served.publish(snapshot(LARGE))
+    answers: Answers = []
+    for number in range(1000):
+        desk.ask_later(ask_for_model(number), into=answers)
+    desk.held.pop()()
+    assert [message.request_id for message, _ in answers] == list(range(992, 1000))
+
+
+def test_of_a_range_beyond_a_coded_model_comes_what_there_is_but_none_beyond_any_model() -> None:
+    desk = Desk(bits=4)
+    desk.greet()
+    desk.served.publish(snapshot(LARGE))
+    answer = desk.ask(ask_for_model(2, 10))
+    assert answer is not None
+    assert isinstance(answer[0], ModelOffer)
+    size = answer[0].size_bytes
+    assert size < 0.51 * LARGE.size_bytes
+    for offset, left in ((size - 3, 3), (size, 0), (LARGE.size_bytes - MIB, 0)):
+        chunk = desk.ask(ask_for_bytes(2, offset))
+        assert chunk is not None
+        assert isinstance(chunk[0], Chunk)
+        assert chunk[1] is not None and len(chunk[1]) == left
+    beyond = desk.ask(ask_for_bytes(2, LARGE.size_bytes - MIB + 1))
+    assert code_of(beyond) == RefusalCode.MALFORMED
+    assert desk.counters.malformed == 1
+
+
+def test_whoever_waits_for_a_version_that_is_never_coded_gets_its_successor() -> None:
+    desk = Desk(bits=4)
+    desk.greet()
+    desk.held = []
+    answers: Answers = []
+    for number in range(4):
+        desk.served.publish(snapshot(LARGE, number, seed=number))
+        desk.ask_later(ask_for_model(10 + number), into=answers)
+    while desk.held:
+        desk.held.pop(0)()
+    offers = [message for message, _ in answers]
+    assert [(offer.request_id, offer.version.round_number) for offer in offers] == [
+        (10, 0),
+        (11, 3),
+        (12, 3),
+        (13, 3),
+    ]
+
+
+def test_a_peer_that_left_while_a_model_was_coded_is_sent_nothing() -> None:
+    desk = Desk(bits=4)
+    desk.greet()
+    desk.held = []
+    desk.served.publish(snapshot(LARGE))
+    answers: Answers = []
+    desk.ask_later(ask_for_model(2), into=answers)
+    desk.ask(Leave(request_id=3))
+    desk.held.pop()()
+    assert not answers
+
+
+def test_no_more_chunks_wait_for_an_offer_than_a_window_holds() -> None:
+    desk = Desk(bits=4)
+    desk.greet()
+    desk.held = []
+    desk.served.publish(snapshot(LARGE))
+    desk.ask_later(ask_for_model(2))
+    waiting: Answers = []
+    for _ in range(64):
+        desk.ask_later(ask_for_bytes(2, 0, 1), into=waiting)
+    assert not waiting
+    assert code_of(desk.ask(ask_for_bytes(2, 0, 1))) == RefusalCode.BUSY
+    desk.held.pop()()
+    assert [type(message) for message, _ in waiting] == [Chunk] * 64
+
+
+@pytest.mark.parametrize(("features", "encoding"), [((), Encoding.F32), (None, Encoding.CODEC_8)])
+def test_only_who_announces_a_codec_is_sent_what_it_makes(
+    features: tuple[str, ...] | None, encoding: Encoding
+) -> None:
+    desk = Desk(bits=8)
+    hello = credentials(LARGE).hello(1)
+    if features is not None:
+        hello = msgspec.structs.replace(hello, features=list(features))
+    desk.ask(hello)
+    for number in range(2):
+        desk.served.publish(snapshot(LARGE, number, seed=number))
+    answer = desk.ask(ask_for_model(2, 10, have=Version(1, 0)))
+    assert answer is not None
+    assert isinstance(answer[0], ModelOffer)
+    assert answer[0].encoding == encoding
+    assert answer[0].base == (None if encoding == Encoding.F32 else Version(1, 0))
+
+
+def test_a_pull_of_differences_goes_on_with_them_though_newer_ones_are_published() -> None:
+    desk = Desk(bits=4)
+    desk.greet()
+    desk.served.publish(snapshot(LARGE, 0))
+    held = desk.served.public
+    desk.served.publish(snapshot(LARGE, 1, seed=1))
+    wanted = desk.served.public
+    answer = desk.ask(ask_for_model(2, 10, have=Version(1, 0)))
+    assert answer is not None
+    offer, body = answer
+    assert isinstance(offer, ModelOffer)
+    assert body is not None
+    for number in range(2, 9):
+        desk.served.publish(snapshot(LARGE, number, seed=number))
+    while len(body) < offer.size_bytes:
+        chunk = desk.ask(ask_for_bytes(2, len(body)))
+        assert chunk is not None
+        assert chunk[1]
+        body += chunk[1]
+    assert offer.digest == xxhash.xxh3_64_hexdigest(body)
+    blob, out = np.frombuffer(body, np.uint8), np.empty(LARGE.size_bytes, np.uint8)
+    received = Answer(encoding=offer.encoding, base=offer.base, leads_to=offer.leads_to, blob=blob)
+    assert wanted is not None
+    assert read(LARGE, received, held, out) == wanted.tensors
+
+
 def test_one_peer_cannot_pull_from_the_transfer_of_another() -> None:
     desk = Desk()
     desk.greet(ADA)
@@ -306,6 +483,51 @@ def test_a_gradient_in_any_chunks_repeated_or_overlapping_arrives_once(
     (update,) = desk.visitors.gradients
     assert (update.sender, update.sender_round, update.on_version) == (ADA, 9, Version(1, 2))
     assert update.gradient.buffer.tobytes() == blob
+
+
+@given(st.integers(0, 40), st.sampled_from([4, 8]))
+def test_a_coded_gradient_arrives_decoded_and_its_progress_counts_coded_bytes(
+    cut: int, bits: Bits
+) -> None:
+    desk = Desk(SMALL)
+    desk.greet()
+    coded = encode(filled(SMALL.gradient).flat_f32(), bits)
+    blob, coding = coded.blob, {"data": coded.blob, "encoding": codec_of(bits)}
+    desk.ask(desk.offer(7, b"", **coding), blob[:cut])
+    assert desk.served._inbox.held_bytes == len(blob) + SMALL.gradient.size_bytes
+    chunk = GradientChunk(request_id=9, transfer_id=7, offset=cut)
+    done = (GradientProgress(request_id=9, transfer_id=7, received_bytes=len(blob)), None)
+    for _ in range(2):
+        assert desk.ask(chunk, blob[cut:]) == done
+    (update,) = desk.visitors.gradients
+    assert np.array_equal(update.gradient.flat_f32(), coded.decoded)
+    assert desk.served._inbox.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("encoding", "blob", "fault"),
+    [
+        (Encoding.CODEC_4, bytes(115), "a gradient of 115 bytes as codec-4, ours have 114"),
+        (Encoding.CODEC_8, bytes(114), "a gradient of 114 bytes as codec-8, ours have 226"),
+        (Encoding.F16, bytes(448), "a gradient as f16: that is for models only"),
+        (Encoding.CODEC_4, b"\xff" * 114, "scale of block 0 is negative or not finite"),
+        (Encoding.CODEC_4, bytes(2) + b"\x88" * 112, "is coded as -8, out of range"),
+        (Encoding.CODEC_4, b"\x00\x3c" + b"\x11" * 112, "'head.bias' is followed by stray bytes"),
+    ],
+)
+def test_a_coded_gradient_that_does_not_hold_is_a_strike_and_takes_no_memory(
+    encoding: Encoding, blob: bytes, fault: str
+) -> None:
+    desk = Desk(SMALL)
+    desk.greet()
+    answer = desk.ask(desk.offer(7, b"", data=blob, encoding=encoding), blob)
+    assert code_of(answer) == RefusalCode.MALFORMED
+    assert answer is not None
+    assert isinstance(answer[0], Refusal)
+    assert fault in answer[0].text
+    assert desk.counters.malformed == 1
+    assert desk.served._inbox.held_bytes == 0
+    assert not desk.visitors.gradients
 
 
 def test_a_gap_is_answered_with_what_is_there() -> None:

@@ -151,7 +151,13 @@ def test_a_missing_file_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("source", "advice"),
-    [("digit", "did you mean 'digits'"), ("Fashion-MNIST", "did you mean"), ("mnist?", "write")],
+    [
+        ("digit", "did you mean 'digits'"),
+        ("Fashion-MNIST", "did you mean"),
+        ("cifar10", "did you mean 'cifar-10'"),
+        ("Shakespear", "did you mean 'shakespeare'"),
+        ("speech?", "write digits, fashion-mnist, cifar-10, cifar-100, shakespeare, a file"),
+    ],
 )
 def test_an_unknown_source_is_refused_with_advice(source: str, advice: str) -> None:
     with pytest.raises(DataError, match=f"is no data source: {advice}"):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from peer.data import Dataset, Examples, Split
 from peer.evaluate import train_alone
-from peer.learner import TrainingSettings
+from peer.learner import Batch, TrainingSettings
 from peer.models import build_model
 from peer.torch_learner import TorchLearner
 from protocol.errors import CheckpointError, ModelError
@@ -54,7 +54,7 @@ class WithNorm(nn.Module):
 def test_a_gradient_is_what_plain_torch_computes(name):
     split = parts(fit=8)
     learner, plain = learner_of(module(name), split), module(name)
-    gradient = learner.differentiate(learner.parameters(), 0, own=True)
+    gradient = learner.differentiate(learner.parameters(), Batch(0), own=True)
     loss = functional.cross_entropy(
         plain(torch.from_numpy(split.fit.inputs)), torch.from_numpy(split.fit.labels)
     )
@@ -74,7 +74,7 @@ def test_steps_are_what_plain_torch_takes(optimizer):
     plain_optimizer = kind(plain.parameters(), lr=0.01)
     model = learner.parameters()
     for number in range(3):
-        model = learner.step(learner.differentiate(model, number, own=True).tensors)
+        model = learner.step(learner.differentiate(model, Batch(number), own=True).tensors)
         plain_optimizer.zero_grad()
         functional.cross_entropy(
             plain(torch.from_numpy(split.fit.inputs)), torch.from_numpy(split.fit.labels)
@@ -88,9 +88,9 @@ def test_models_handed_out_never_change_afterwards():
     learner = learner_of(module())
     first = learner.parameters()
     copy = first.buffer.copy()
-    second = learner.step(learner.differentiate(first, 0, own=True).tensors)
+    second = learner.step(learner.differentiate(first, Batch(0), own=True).tensors)
     learner.measure(second)
-    learner.step(learner.differentiate(second, 1, own=True).tensors)
+    learner.step(learner.differentiate(second, Batch(1), own=True).tensors)
     np.testing.assert_array_equal(first.buffer, copy)
     assert first != second
 
@@ -101,7 +101,7 @@ def test_measuring_another_model_leaves_the_own_one_alone():
     other = Tensors(own.layout, own.buffer.copy())
     other.flat_f32()[:] = 0.0
     assert learner.measure(other).loss == pytest.approx(np.log(3), rel=1e-5)
-    learner.differentiate(other, 0, own=False)
+    learner.differentiate(other, Batch(0), own=False)
     assert learner.parameters() == own
 
 
@@ -119,11 +119,11 @@ def test_the_loss_is_a_mean_or_a_sum_over_the_holdout_or_the_training_examples()
 
 def test_a_round_has_one_batch_and_an_epoch_has_every_example_once():
     learner = learner_of(module("logistic"), parts(fit=24))
-    seen = [learner._batch(number)[0] for number in range(3)]
-    assert torch.equal(learner._batch(1)[0], seen[1])
+    seen = [learner._examples_of(Batch(number))[0] for number in range(3)]
+    assert torch.equal(learner._examples_of(Batch(1))[0], seen[1])
     inputs = torch.cat(seen).reshape(24, -1)
     assert len({tuple(row.tolist()) for row in inputs}) == 24
-    assert not torch.equal(learner._batch(3)[0], seen[0])
+    assert not torch.equal(learner._examples_of(Batch(3))[0], seen[0])
 
 
 def test_the_same_seed_gives_the_same_bits_with_dropout_too():
@@ -144,9 +144,9 @@ def test_buffers_travel_but_take_no_gradient_and_follow_the_own_batches_only():
     counter = "body.2.num_batches_tracked"
     assert own[counter].shape == ()
     assert counter in own and counter not in learner.layout.gradient.index
-    gradient = learner.differentiate(own, 0, own=False)
+    gradient = learner.differentiate(own, Batch(0), own=False)
     assert learner.parameters() == own
-    gradient = learner.differentiate(own, 0, own=True)
+    gradient = learner.differentiate(own, Batch(0), own=True)
     stepped = learner.step(gradient.tensors)
     assert stepped[counter] == 1
     assert not np.array_equal(stepped["body.2.running_mean"], own["body.2.running_mean"])
@@ -195,7 +195,7 @@ def test_any_torch_module_round_trips_exactly():
     np.testing.assert_array_equal(
         received["narrow"], state["narrow"].view(torch.int16).numpy().view(np.uint16)
     )
-    gradient = other.differentiate(received, 0, own=True)
+    gradient = other.differentiate(received, Batch(0), own=True)
     assert other.step(gradient.tensors) != received
 
 
@@ -208,7 +208,8 @@ def test_a_peer_restored_continues_with_the_same_bits():
     assert restored.parameters() == model
     for number in (3, 4):
         gradients = [
-            each.differentiate(each.parameters(), number, own=True) for each in (straight, restored)
+            each.differentiate(each.parameters(), Batch(number), own=True)
+            for each in (straight, restored)
         ]
         first, second = (
             each.step(gradient.tensors)

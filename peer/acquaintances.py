@@ -1,0 +1,110 @@
+"""What a peer knows of others' models: how well they do on its data, and the newest of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from peer import algorithm
+from protocol.messages import ModelSnapshot, PeerId
+from protocol.tensors import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """A fetched model of another peer.
+
+    Attributes:
+        snapshot: The model.
+        loss: Its latest measured loss, or None before that.
+        fetched_round: The round in which its owner last said that it is the newest.
+    """
+
+    snapshot: ModelSnapshot
+    loss: float | None
+    fetched_round: int
+
+
+class Acquaintances:
+    """Loss averages, the own model's among them, and the models kept.
+
+    Args:
+        loss_averages: L̂_ij.
+        measured_at: The round in which each peer was last measured.
+        kept: Models of others.
+    """
+
+    def __init__(
+        self,
+        loss_averages: Mapping[PeerId, float],
+        measured_at: Mapping[PeerId, int],
+        kept: Mapping[PeerId, KeptModel],
+    ) -> None:
+        self.loss_averages = dict(loss_averages)
+        self.measured_at = dict(measured_at)
+        self.kept = dict(kept)
+
+    def keep(self, peer_id: PeerId, snapshot: ModelSnapshot, round_number: int) -> None:
+        """Keep a model in place of the owner's former one."""
+        self.kept[peer_id] = KeptModel(snapshot, None, round_number)
+
+    def confirm(self, peer_id: PeerId, round_number: int) -> float | None:
+        """Take note that the kept model is still the newest; return its loss, if measured."""
+        kept = self.kept.get(peer_id)
+        if kept is None or kept.loss is None:
+            return None
+        self.kept[peer_id] = replace(kept, fetched_round=round_number)
+        return kept.loss
+
+    def measured(self, peer_id: PeerId, loss: float) -> None:
+        """Take note of a kept model's loss; the averages change with `fold`."""
+        if peer_id in self.kept:
+            self.kept[peer_id] = replace(self.kept[peer_id], loss=loss)
+
+    def fold(self, losses: Mapping[PeerId, float], round_number: int, beta: float) -> None:
+        """Fold a round's losses into the averages; a loss that isn't finite forgets the peer."""
+        for peer_id in sorted(losses):
+            average = algorithm.update_loss_average(
+                self.loss_averages.get(peer_id), losses[peer_id], beta
+            )
+            self.measured_at[peer_id] = round_number
+            if average is None:
+                self.loss_averages.pop(peer_id, None)
+                self.kept.pop(peer_id, None)
+            else:
+                self.loss_averages[peer_id] = average
+
+    def weights(
+        self, own: PeerId, others: Collection[PeerId], temperature: float
+    ) -> dict[PeerId, float]:
+        """Return w_i over self and those of the others that were ever measured."""
+        averages = {
+            peer_id: average
+            for peer_id, average in self.loss_averages.items()
+            if peer_id in others or peer_id == own
+        }
+        return algorithm.collaboration_weights(averages, temperature)
+
+    def tensors_of(self, peer_id: PeerId) -> Tensors:
+        """Return a kept model."""
+        return self.kept[peer_id].snapshot.tensors
+
+    def recommended(self) -> dict[PeerId, tuple[PeerId, ...]]:
+        """Return the best collaborators that the owners of kept models told of."""
+        return {peer_id: kept.snapshot.friends for peer_id, kept in self.kept.items()}
+
+    def measured_since(self, round_number: int) -> set[PeerId]:
+        """Return who was measured after a round."""
+        return {peer_id for peer_id, at in self.measured_at.items() if at > round_number}
+
+    def outdated(self, round_number: int) -> Iterator[PeerId]:
+        """Yield whose kept models were last fetched in this round or before."""
+        for peer_id, kept in self.kept.items():
+            if kept.fetched_round <= round_number:
+                yield peer_id
+
+    def keep_only(self, peer_ids: Collection[PeerId]) -> None:
+        """Let go of all other models; their loss averages stay."""
+        self.kept = {
+            peer_id: kept for peer_id, kept in sorted(self.kept.items()) if peer_id in peer_ids
+        }

@@ -1,0 +1,257 @@
+"""Whom to look at beside the best collaborators: a survey, friends of friends, probes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from peer.algorithm import AlgorithmSettings, best_neighbors, uniform_neighbors
+from protocol.messages import PeerId
+
+_PROPOSED = 0.75
+"""Share of the neighbors not taken for their weight that are proposed, when there are proposals: who
+is told of the wrong ones goes on finding others by itself."""
+
+_DECAY = 0.8
+"""What the number of probes is multiplied by after a round in which looking around didn't pay."""
+
+_SURVEY_TRIES = 3
+"""Rounds in which a surveyed peer that gives no model is asked again."""
+
+_DRAWS = 8
+"""Most draws for one unknown peer among all: more would make a round's cost grow with their
+number when nearly all are known."""
+
+
+class Candidates:
+    """The reachable peers, self not among them.
+
+    Attributes:
+        members: As a set.
+        ordered: In peer-id order.
+    """
+
+    __slots__ = ("members", "ordered")
+
+    def __init__(self, members: frozenset[PeerId] = frozenset()) -> None:
+        self.members = members
+        self.ordered: Sequence[PeerId] = tuple(sorted(members))
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Whom a round fetches: sampled neighbors, and others only to measure them."""
+
+    sampled: tuple[PeerId, ...]
+    probed: frozenset[PeerId]
+
+
+class ExplorerState(msgspec.Struct, kw_only=True):
+    """What is remembered from round to round.
+
+    Attributes:
+        survey: Peers still to be surveyed, and how often to try.
+        asked: Peers that asked for the own model lately, and how many rounds ago.
+        insisting: Those that had asked in an earlier round, too; since the last round.
+        budget: Present number of probes a round.
+        looked_at: Peers never measured that the last round chose.
+    """
+
+    survey: dict[PeerId, int] = {}
+    asked: dict[PeerId, int] = {}
+    insisting: set[PeerId] = set()
+    budget: float = 0.0
+    looked_at: set[PeerId] = set()
+
+
+class Explorer:
+    """Chooses a round's neighbors ε-greedily (section 3.3) and whom to measure beside them.
+
+    Where the paper takes the M best, here a place among them that nobody earns goes to a peer never
+    measured: the fetch costs the same and may find a friend.
+
+    Args:
+        settings: The algorithm's.
+        rng: Decides whatever is drawn.
+        state: To go on from.
+    """
+
+    def __init__(
+        self,
+        settings: AlgorithmSettings,
+        rng: np.random.Generator,
+        state: ExplorerState | None = None,
+    ) -> None:
+        self._settings = settings
+        self._rng = rng
+        self._state = state or ExplorerState(budget=settings.probes)
+
+    def begin_survey(self, candidates: Candidates) -> None:
+        """Measure some peers, all of them where they are few, in the next round."""
+        drawn = uniform_neighbors(candidates.ordered, self._settings.survey, self._rng)
+        self._state.survey = dict.fromkeys(drawn, _SURVEY_TRIES)
+
+    def measured(self, peer_id: PeerId) -> None:
+        """A peer was measured: it needs no survey any more."""
+        self._state.survey.pop(peer_id, None)
+
+    def asked_by(self, peer_id: PeerId) -> None:
+        """A peer asked for the own model.
+
+        Once says nothing, since all look around. One that has seen the model and comes again likes
+        it, and perhaps the other way round.
+        """
+        if self._settings.exploration == "friends":
+            if self._state.asked.get(peer_id, 0) > 0:
+                self._state.insisting.add(peer_id)
+            self._state.asked[peer_id] = 0
+
+    def choose(
+        self,
+        candidates: Candidates,
+        weights: Mapping[PeerId, float],
+        friends: Mapping[PeerId, Collection[PeerId]],
+        fresh: Collection[PeerId],
+        known: Collection[PeerId],
+    ) -> Choice:
+        """Choose the neighbors of a round, and the peers to measure beside them.
+
+        Args:
+            candidates: The reachable peers.
+            weights: Collaboration weights of candidates; what is missing to 1 is the own one.
+            friends: The best collaborators that others told of, by who told.
+            fresh: Peers measured lately, whom nobody need propose.
+            known: Peers ever measured.
+        """
+        best = best_neighbors(candidates.ordered, weights, self._settings.num_neighbors, self._rng)
+        if any(peer_id in self._state.looked_at and peer_id in weights for peer_id in best):
+            self._state.budget = max(self._state.budget, self._settings.probes)
+        proposals = self._proposals(candidates.members, friends, fresh, known)
+        sampled = self._sample(candidates.ordered, best, weights, proposals, known)
+        probed = self._surveyed(candidates.members)
+        probed.update(self._probe(candidates.ordered, proposals, known, {*sampled, *probed}))
+        self._turn({*sampled, *probed}.difference(known))
+        return Choice(sampled, frozenset(probed.difference(sampled)))
+
+    def snapshot(self) -> ExplorerState:
+        """Return a copy of what is remembered."""
+        state = self._state
+        return ExplorerState(
+            survey=dict(state.survey),
+            asked=dict(state.asked),
+            insisting=set(state.insisting),
+            budget=state.budget,
+            looked_at=set(state.looked_at),
+        )
+
+    def _turn(self, looked_at: set[PeerId]) -> None:
+        """Go on to the next round; who mixes the own model asks again before it is forgotten."""
+        state, settings = self._state, self._settings
+        state.asked = {
+            peer_id: rounds + 1
+            for peer_id, rounds in state.asked.items()
+            if rounds < settings.refresh_after
+        }
+        state.insisting = set()
+        state.budget = max(settings.min_probes, state.budget * _DECAY)
+        state.looked_at = looked_at
+
+    def _proposals(
+        self,
+        reachable: frozenset[PeerId],
+        friends: Mapping[PeerId, Collection[PeerId]],
+        fresh: Collection[PeerId],
+        known: Collection[PeerId],
+    ) -> list[PeerId]:
+        """Who insists and wasn't measured lately, and unknown friends of friends; shuffled."""
+        if self._settings.exploration == "uniform":
+            return []
+        proposed = self._state.insisting.difference(fresh)
+        for told in friends.values():
+            proposed.update(peer_id for peer_id in told if peer_id not in known)
+        ordered = sorted(reachable.intersection(proposed))
+        return [ordered[position] for position in self._rng.permutation(len(ordered))]
+
+    def _sample(
+        self,
+        candidates: Sequence[PeerId],
+        best: tuple[PeerId, ...],
+        weights: Mapping[PeerId, float],
+        proposals: list[PeerId],
+        known: Collection[PeerId],
+    ) -> tuple[PeerId, ...]:
+        """Toss the round's coin: the best, or others, M of them."""
+        count = self._settings.num_neighbors
+        exploring = self._rng.random() < self._settings.epsilon
+        if self._settings.exploration == "uniform":
+            return uniform_neighbors(candidates, count, self._rng) if exploring else best
+        picked = [] if exploring else self._earned(best, weights)
+        missing = count - len(picked)
+        picked += self._look_around(candidates, proposals, known, picked, missing, _PROPOSED)
+        if len(picked) < count:
+            drawn = uniform_neighbors(candidates, 2 * count, self._rng, ordered=False)
+            rest = [peer_id for peer_id in (drawn if exploring else best) if peer_id not in picked]
+            picked += rest[: count - len(picked)]
+        return tuple(sorted(picked))
+
+    def _earned(self, best: tuple[PeerId, ...], weights: Mapping[PeerId, float]) -> list[PeerId]:
+        """Return the best whose weight is no small part of the largest, the own one included."""
+        largest = max(1.0 - math.fsum(weights.values()), *weights.values(), 0.0)
+        least = self._settings.min_gradient_weight * largest
+        return [peer_id for peer_id in best if weights.get(peer_id, 0.0) > least]
+
+    def _surveyed(self, reachable: frozenset[PeerId]) -> set[PeerId]:
+        """Return the peers to survey in this round; each is tried a few times."""
+        survey = self._state.survey
+        self._state.survey = {
+            peer_id: tries - 1 for peer_id, tries in sorted(survey.items()) if tries > 1
+        }
+        return set(reachable.intersection(survey))
+
+    def _probe(
+        self,
+        candidates: Sequence[PeerId],
+        proposals: list[PeerId],
+        known: Collection[PeerId],
+        taken: Collection[PeerId],
+    ) -> list[PeerId]:
+        """Choose whom to measure only; lastingly, when all are known, anybody."""
+        budget = self._state.budget
+        count = int(budget) + int(self._rng.random() < budget % 1.0)
+        picked = self._look_around(candidates, proposals, known, taken, count, 1.0)
+        if count and not picked and budget <= self._settings.min_probes:
+            return list(uniform_neighbors(candidates, count, self._rng))
+        return picked
+
+    def _look_around(
+        self,
+        candidates: Sequence[PeerId],
+        proposals: list[PeerId],
+        known: Collection[PeerId],
+        taken: Collection[PeerId],
+        count: int,
+        share: float,
+    ) -> list[PeerId]:
+        """Draw peers: a share of them proposed, the others never measured; perhaps fewer.
+
+        What is drawn is no proposal any more.
+        """
+        picked: list[PeerId] = []
+        for _ in range(count):
+            if proposals and self._rng.random() < share:
+                drawn: PeerId | None = proposals.pop()
+            else:
+                drawn = self._unknown(candidates, known)
+            if drawn is not None and drawn not in taken and drawn not in picked:
+                picked.append(drawn)
+        return picked
+
+    def _unknown(self, candidates: Sequence[PeerId], known: Collection[PeerId]) -> PeerId | None:
+        """Draw a peer never measured."""
+        for _ in range(_DRAWS if candidates else 0):
+            drawn = candidates[int(self._rng.integers(len(candidates)))]
+            if drawn not in known:
+                return drawn
+        return None

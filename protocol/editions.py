@@ -1,0 +1,268 @@
+"""Models as they are published: what each reader is sent, and the model that it makes of that.
+
+Without a codec the blob travels as it is. With one, the trainable f32 tensors, as one vector with
+the gaps between them, are a `Publication`: they travel in f16, or as differences, the oldest first;
+the blob of all other tensors follows. What everyone then holds is the *public copy* of the model,
+the same bits for every reader of a version, whatever that reader was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.digest import check_digest, digest_of
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.lowbit import CODECS, Bits, Vector, coded_size_bytes
+from protocol.messages import Encoding, ModelSnapshot, Version
+from protocol.publication import (
+    Publication,
+    copy_size_bytes,
+    follow,
+    max_differences,
+    read_copy,
+)
+from protocol.tensors import Layout, Tensors, allocate
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """What a reader is sent.
+
+    Attributes:
+        encoding: How to read it.
+        base: For differences, the version that the reader must hold; else None.
+        leads_to: The digest of the model that comes of it; None for a blob as it is.
+        blob: The bytes.
+    """
+
+    encoding: Encoding
+    base: Version | None = None
+    leads_to: str | None = None
+    blob: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Edition:
+    """One published version, with all that readers may be sent of it; immutable.
+
+    Attributes:
+        snapshot: The public copy: the model as whoever fetches it holds it.
+        whole: Its blob, for who can read nothing else.
+        copy: The same with less bytes; None where nothing is coded.
+        since: What readers of earlier versions are sent instead, oldest first.
+        publication: What the next edition goes on from; None where nothing is coded.
+    """
+
+    snapshot: ModelSnapshot
+    whole: Answer
+    copy: Answer | None = None
+    since: Mapping[Version, Answer] = field(default_factory=dict)
+    publication: Publication | None = None
+
+    def answer(self, have: Version | None, features: Collection[str]) -> Answer:
+        """Return the fewest bytes that give a reader this version.
+
+        Args:
+            have: The version that the reader holds, any that it claims; None for nothing. One who
+                holds this very version is not to be sent anything.
+            features: What the reader has announced.
+        """
+        if self.copy is None or self.publication is None:
+            return self.whole
+        if codec_of(self.publication.bits) not in features:
+            return self.whole
+        return self.copy if have is None else self.since.get(have, self.copy)
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield all that anyone may be sent."""
+        yield self.whole
+        if self.copy is not None:
+            yield self.copy
+        yield from self.since.values()
+
+
+def codec_of(bits: Bits) -> Encoding:
+    """Return what a width is called, as an encoding and as a feature."""
+    return Encoding(next(name for name, width in CODECS.items() if width == bits))
+
+
+def publish(snapshot: ModelSnapshot, bits: Bits | None, before: Edition | None = None) -> Edition:
+    """Return the edition of an owner's model.
+
+    A model with numbers that f16 can't hold is published as it is, as if there were no codec:
+    whoever fetches it is to judge it. What follows it, and a version that isn't newer than the one
+    before, starts from a whole copy.
+
+    Args:
+        snapshot: The owner's own model, of the layout of all before it.
+        bits: The codec's width, None for no codec; the same for all editions of an owner.
+        before: The edition before it, None for the first since the owner started.
+    """
+    whole = Edition(
+        snapshot=snapshot, whole=Answer(encoding=Encoding.F32, blob=snapshot.tensors.buffer)
+    )
+    if bits is None or not snapshot.tensors.layout.coded.size_bytes:
+        return whole
+    if before is not None and snapshot.version <= before.snapshot.version:
+        before = None
+    vector = _select(snapshot.tensors, snapshot.tensors.layout.coded).view(np.float32)
+    former = None if before is None else before.publication
+    try:
+        publication = Publication.first(vector, bits) if former is None else former.then(vector)
+    except LocalProtocolError:
+        return whole
+    return _coded(snapshot, publication, before)
+
+
+def check_answer(
+    layout: Layout, encoding: Encoding, base: Version | None, size_bytes: int, have: Version | None
+) -> None:
+    """Check what a peer announces to send, before memory is taken for it.
+
+    Args:
+        layout: Ours.
+        encoding: As announced.
+        base: As announced.
+        size_bytes: As announced.
+        have: The version that we hold and said so.
+
+    Raises:
+        RemoteProtocolError: It isn't what that peer may send us; it says why.
+    """
+    bits = CODECS.get(encoding)
+    if bits is None:
+        if base is not None:
+            raise RemoteProtocolError(f"{encoding} builds on nothing, yet the base {base} is named")
+        sizes: Collection[int] = (_size_of(layout, encoding, 0),)
+    else:
+        if base is None or base != have:
+            held = "nothing" if have is None else str(have)
+            raise RemoteProtocolError(f"differences to {base} are offered, we hold {held}")
+        most = max_differences(_num_coded(layout), bits)
+        sizes = [_size_of(layout, encoding, count) for count in range(1, most + 1)]
+    if size_bytes not in sizes:
+        right = " or ".join(map(str, sizes)) or "none"
+        raise RemoteProtocolError(f"a model of {size_bytes} bytes as {encoding}, ours has {right}")
+
+
+def read(layout: Layout, answer: Answer, have: ModelSnapshot | None, out: Bytes) -> Tensors:
+    """Return the owner's public copy, verified: the very bits, finite, nothing in the gaps.
+
+    A base that isn't what its owner takes it for, such as of an owner that has lost its state and
+    counts versions anew, shows in the digest. Soon the owner has no difference to that base left.
+
+    Args:
+        layout: Ours.
+        answer: What came, as `check_answer` has let it pass; its bytes are not trusted.
+        have: What the base of differences is, never changed by anyone since it was fetched.
+        out: Memory for the model, which a whole blob doesn't need. Shape (layout.size_bytes,).
+
+    Raises:
+        RemoteProtocolError: The bytes don't hold; it says which.
+    """
+    tensors = Tensors(layout, answer.blob if answer.encoding == Encoding.F32 else out)
+    if answer.encoding != Encoding.F32:
+        split = answer.blob.size - layout.uncoded.size_bytes
+        numbers, others = answer.blob[:split], answer.blob[split:]
+        all_coded = not layout.uncoded.specs
+        vector = out.view(np.float32) if all_coded else np.empty(_num_coded(layout), np.float32)
+        _read_numbers(answer, numbers, have, vector)
+        if not all_coded:
+            _merge(layout, vector.view(np.uint8), others, out)
+    tensors.check_received()
+    if answer.encoding != Encoding.F32:
+        check_digest("what it leads to", digest_of(tensors.buffer.data), answer.leads_to)
+    return tensors
+
+
+def _read_numbers(answer: Answer, numbers: Bytes, have: ModelSnapshot | None, out: Vector) -> None:
+    bits = CODECS.get(answer.encoding)
+    if bits is None:
+        read_copy(numbers.data, out)
+        return
+    if have is None or have.version != answer.base:
+        raise LocalProtocolError(f"differences to {answer.base} are read without that version")
+    public = _select(have.tensors, have.tensors.layout.coded).view(np.float32)
+    follow(public, numbers.data, bits, out)
+
+
+def _coded(snapshot: ModelSnapshot, publication: Publication, before: Edition | None) -> Edition:
+    """Make an edition of a public copy and the snapshot's other tensors."""
+    layout = snapshot.tensors.layout
+    public, others = publication.vector.view(np.uint8), _select(snapshot.tensors, layout.uncoded)
+    if layout.uncoded.specs:
+        buffer = allocate(layout.size_bytes)
+        _merge(layout, public, others, buffer)
+        public = buffer
+    digest, encoding = digest_of(public.data), codec_of(publication.bits)
+    count = len(publication.differences)
+    bases = () if before is None else (*before.since, before.snapshot.version)
+    tail, start = _joined(*publication.differences, others), 0
+    since = {}
+    for base, difference in zip(bases[len(bases) - count :], publication.differences, strict=True):
+        since[base] = Answer(encoding=encoding, base=base, leads_to=digest, blob=tail[start:])
+        start += difference.size
+    return Edition(
+        snapshot=replace(snapshot, tensors=Tensors(layout, public)),
+        whole=Answer(encoding=Encoding.F32, blob=public),
+        copy=Answer(
+            encoding=Encoding.F16,
+            leads_to=digest,
+            blob=_joined(publication.copy.view(np.uint8), others),
+        ),
+        since=since,
+        publication=publication,
+    )
+
+
+def _size_of(layout: Layout, encoding: Encoding, count: int) -> int:
+    """Return the size of an answer, one of so many differences where it is made of them."""
+    num_values, others = _num_coded(layout), layout.uncoded.size_bytes
+    match encoding:
+        case Encoding.F32:
+            return layout.size_bytes
+        case Encoding.F16:
+            return copy_size_bytes(num_values) + others
+        case Encoding.CODEC_4 | Encoding.CODEC_8:
+            return count * coded_size_bytes(num_values, CODECS[encoding]) + others
+
+
+def _num_coded(layout: Layout) -> int:
+    return layout.coded.size_bytes // 4
+
+
+def _joined(*parts: Bytes) -> Bytes:
+    """Return arrays as one, without a copy where only one has bytes."""
+    filled = [part for part in parts if part.size]
+    return filled[0] if len(filled) == 1 else np.concatenate((*filled, np.empty(0, np.uint8)))
+
+
+def _spans(layout: Layout) -> Iterator[tuple[str, slice]]:
+    """Yield the name of each tensor, and where it and the gap after it lie in a blob."""
+    ends = (*layout.offsets[1:], layout.size_bytes)
+    for spec, offset, end in zip(layout.specs, layout.offsets, ends, strict=True):
+        yield spec.name, slice(offset, end)
+
+
+def _select(tensors: Tensors, part: Layout) -> Bytes:
+    """Return the blob of some tensors of a model, without a copy where those are all of them."""
+    if len(part.specs) == len(tensors.layout.specs):
+        return tensors.buffer
+    spans = [tensors.buffer[span] for name, span in _spans(tensors.layout) if name in part.index]
+    return np.concatenate((*spans, np.empty(0, np.uint8)))
+
+
+def _merge(layout: Layout, coded: Bytes, others: Bytes, out: Bytes) -> None:
+    """Write the blob of a model, given the two that it is made of."""
+    read = {True: 0, False: 0}
+    for name, span in _spans(layout):
+        is_coded, size = name in layout.coded.index, span.stop - span.start
+        source = coded if is_coded else others
+        out[span] = source[read[is_coded] : read[is_coded] + size]
+        read[is_coded] += size

@@ -1,0 +1,287 @@
+"""Drive many cores in one process, in the lockstep rounds of the paper."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from peer.core import PeerCore
+from peer.events import (
+    Adopt,
+    Differentiate,
+    Effect,
+    Event,
+    Fetch,
+    Finished,
+    GradientArrived,
+    Measure,
+    ModelAsked,
+    ModelFetched,
+    ModelUnchanged,
+    Publish,
+    ReadyToClose,
+    RoundClosed,
+    RoundFinished,
+    SendGradient,
+    Started,
+    Step,
+    Stopped,
+    Train,
+)
+from peer.learner import Learner, Measurement
+from peer.work import Done, Job, do_job, num_gradients
+from protocol.editions import Edition, publish
+from protocol.errors import ModelError
+from protocol.gradients import Feedbacks, Parcel, pack
+from protocol.lowbit import CODECS, Bits
+from protocol.messages import GradientUpdate, PeerId
+
+MAX_FEEDBACK_BYTES = 1 << 28
+"""For the rounding errors that one peer owes to others: as much as a real peer takes."""
+
+
+class Crowd(Protocol):
+    """The learners of many peers; may do the jobs of different peers together."""
+
+    def work(self, jobs: Sequence[tuple[PeerId, Job]]) -> Sequence[Done]:
+        """Do jobs, those of one peer in order, and return their answers in the order of jobs."""
+
+
+class LearnerCrowd:
+    """One learner for each peer, one job after another: the simplest `Crowd`.
+
+    Args:
+        learners: Each peer's.
+        on_measured: Told which peer measured which peer's model, and what came of it.
+        names: Of peers, for errors.
+    """
+
+    def __init__(
+        self,
+        learners: Mapping[PeerId, Learner],
+        *,
+        on_measured: Callable[[PeerId, PeerId, Measurement], None] | None = None,
+        names: Mapping[PeerId, str] | None = None,
+    ) -> None:
+        self._learners = learners
+        self._on_measured = on_measured
+        self._names = names or {}
+
+    def work(self, jobs: Sequence[tuple[PeerId, Job]]) -> Sequence[Done]:
+        """Do one job after another.
+
+        Raises:
+            ModelError: A model failed.
+        """
+        return [self._do(peer_id, job) for peer_id, job in jobs]
+
+    def _do(self, peer_id: PeerId, job: Job) -> Done:
+        try:
+            event, measurement = do_job(self._learners[peer_id], peer_id, job)
+        except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            where = f"at {self._names.get(peer_id, peer_id)} in round {job.round_number}"
+            raise ModelError(f"the model failed {where}: {error}") from error
+        if self._on_measured is not None and measurement is not None and isinstance(job, Measure):
+            self._on_measured(peer_id, job.peer_id, measurement)
+        return event
+
+
+@dataclass(slots=True)
+class Work:
+    """What one peer did and moved.
+
+    Attributes:
+        measured: Forward passes over its measuring examples.
+        gradients: Gradients computed, those of local steps included.
+        bytes_sent: Of models and gradients to others, without the framing of a network.
+        bytes_received: The same from others.
+    """
+
+    measured: int = 0
+    gradients: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Engine(ABC):
+    """Interprets the effects of many cores; when things happen is for the kinds of engine to say.
+
+    Args:
+        cores: The peers, none started yet.
+        crowd: Their learners.
+        bits: Width of the codec, None to move numbers as they are.
+        on_round: Told of every finished round of every peer.
+        on_event: Told of every event after it was handled, with its effects.
+
+    Attributes:
+        work: What each peer did and moved.
+    """
+
+    def __init__(
+        self,
+        cores: Mapping[PeerId, PeerCore],
+        crowd: Crowd,
+        *,
+        bits: Bits | None = None,
+        on_round: Callable[[PeerId, RoundFinished], None] = lambda peer_id, finished: None,
+        on_event: Callable[[PeerId, Event, Sequence[Effect]], None] | None = None,
+    ) -> None:
+        self._cores = dict(sorted(cores.items()))
+        self._crowd = crowd
+        self._on_round = on_round
+        self._on_event = on_event
+        self.work = {peer_id: Work() for peer_id in self._cores}
+        self._bits: Bits | None = bits
+        self._editions: dict[PeerId, Edition] = {}
+        self._feedbacks = {
+            peer_id: Feedbacks(core.model.tensors.layout.gradient, bits, MAX_FEEDBACK_BYTES)
+            for peer_id, core in self._cores.items()
+        }
+
+    @abstractmethod
+    def run(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Do all rounds of all peers, or as many as are `wanted`.
+
+        A core must know its number of rounds, or `wanted` must come to an end.
+        """
+
+    @abstractmethod
+    def num_neighbors(self, peer_id: PeerId) -> int:
+        """Return how many others a peer can reach, as far as it knows."""
+
+    def _handle(self, peer_id: PeerId, event: Event) -> None:
+        effects = self._cores[peer_id].handle(event)
+        if self._on_event is not None:
+            self._on_event(peer_id, event, effects)
+        for effect in effects:
+            self._interpret(peer_id, effect)
+
+    def _interpret(self, peer_id: PeerId, effect: Effect) -> None:
+        match effect:
+            case Publish(snapshot):
+                before = self._editions.get(peer_id)
+                self._editions[peer_id] = publish(snapshot, self._bits, before)
+            case Fetch():
+                self._fetch(peer_id, effect)
+            case Measure() | Differentiate() | Step() | Train() | Adopt():
+                self._do(peer_id, effect)
+            case SendGradient(receiver, update):
+                self._send(peer_id, receiver, update)
+            case ReadyToClose(round_number):
+                self._close(peer_id, round_number)
+            case RoundFinished():
+                self._on_round(peer_id, effect)
+            case Finished() | Stopped():
+                pass  # it goes on serving its last model
+
+    @abstractmethod
+    def _fetch(self, asker: PeerId, fetch: Fetch) -> None: ...
+
+    @abstractmethod
+    def _do(self, peer_id: PeerId, job: Job) -> None: ...
+
+    @abstractmethod
+    def _send(self, sender: PeerId, receiver: PeerId, update: GradientUpdate) -> None: ...
+
+    @abstractmethod
+    def _close(self, peer_id: PeerId, round_number: int) -> None: ...
+
+    def _work(self, jobs: Sequence[tuple[PeerId, Job]]) -> Sequence[Done]:
+        """Do jobs, and count them."""
+        for peer_id, job in jobs:
+            self.work[peer_id].measured += isinstance(job, Measure)
+            self.work[peer_id].gradients += num_gradients(job)
+        return self._crowd.work(jobs)
+
+    def _answer(self, fetch: Fetch) -> tuple[ModelFetched | ModelUnchanged, int]:
+        """Answer from what is published; return how many bytes travel, too."""
+        edition = self._editions[fetch.peer_id]
+        have = None if fetch.have is None else fetch.have.version
+        if have == edition.snapshot.version:
+            return ModelUnchanged(fetch.peer_id, fetch.round_number), 0
+        answer = ModelFetched(fetch.peer_id, fetch.round_number, edition.snapshot)
+        return answer, edition.answer(have, CODECS).blob.nbytes
+
+    def _pack(self, sender: PeerId, receiver: PeerId, update: GradientUpdate) -> Parcel:
+        """Return a gradient as the receiver will hold it, and the bytes that travel."""
+        return pack(update, self._feedbacks[sender].of(receiver, CODECS))
+
+    def _moved(self, sender: PeerId, receiver: PeerId, size_bytes: int) -> None:
+        self.work[sender].bytes_sent += size_bytes
+        self.work[receiver].bytes_received += size_bytes
+
+
+class Lockstep(Engine):
+    """The paper's synchronous rounds: all sample on Φ^(t-1), all gradients arrive, all step.
+
+    What every peer asks for is gathered and done together: first all events, then all jobs, then,
+    once every model of the round is published, all fetches; when nothing is left, all rounds close.
+    The order of peers is that of their ids, so the same seed gives the same bits.
+    """
+
+    def __init__(
+        self,
+        cores: Mapping[PeerId, PeerCore],
+        crowd: Crowd,
+        *,
+        bits: Bits | None = None,
+        on_round: Callable[[PeerId, RoundFinished], None] = lambda peer_id, finished: None,
+        on_event: Callable[[PeerId, Event, Sequence[Effect]], None] | None = None,
+    ) -> None:
+        super().__init__(cores, crowd, bits=bits, on_round=on_round, on_event=on_event)
+        self._events: deque[tuple[PeerId, Event]] = deque()
+        self._jobs: list[tuple[PeerId, Job]] = []
+        self._fetches: list[tuple[PeerId, Fetch]] = []
+        self._ready: list[tuple[PeerId, int]] = []
+
+    def run(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Do all rounds of all peers; `wanted` is asked several times a round."""
+        everyone = frozenset(self._cores)
+        self._events.extend((peer_id, Started(everyone)) for peer_id in self._cores)
+        while wanted():
+            if self._events:
+                while self._events:
+                    self._handle(*self._events.popleft())
+            elif self._jobs:
+                self._work_all()
+            elif self._fetches:
+                self._fetch_all()
+            elif self._ready:
+                closing, self._ready = self._ready, []
+                self._events.extend((peer_id, RoundClosed(number)) for peer_id, number in closing)
+            else:
+                return
+
+    def num_neighbors(self, peer_id: PeerId) -> int:
+        """Return the number of all others."""
+        return len(self._cores) - 1
+
+    def _fetch(self, asker: PeerId, fetch: Fetch) -> None:
+        self._fetches.append((asker, fetch))
+
+    def _do(self, peer_id: PeerId, job: Job) -> None:
+        self._jobs.append((peer_id, job))
+
+    def _send(self, sender: PeerId, receiver: PeerId, update: GradientUpdate) -> None:
+        parcel = self._pack(sender, receiver, update)
+        self._moved(sender, receiver, parcel.blob.nbytes)
+        self._events.append((receiver, GradientArrived(parcel.update)))
+
+    def _close(self, peer_id: PeerId, round_number: int) -> None:
+        self._ready.append((peer_id, round_number))
+
+    def _work_all(self) -> None:
+        jobs, self._jobs = sorted(self._jobs, key=lambda job: job[0]), []
+        answers = zip(jobs, self._work(jobs), strict=True)
+        self._events.extend((peer_id, event) for (peer_id, _), event in answers)
+
+    def _fetch_all(self) -> None:
+        fetches, self._fetches = sorted(self._fetches, key=lambda fetch: fetch[0]), []
+        for asker, fetch in fetches:
+            answer, size_bytes = self._answer(fetch)
+            self._moved(fetch.peer_id, asker, size_bytes)
+            self._events.append((fetch.peer_id, ModelAsked(asker)))
+            self._events.append((asker, answer))

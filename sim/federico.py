@@ -1,0 +1,119 @@
+"""FedeRiCo as a method of a comparison: the very core that daemons run, in lockstep rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from peer.algorithm import PROFILES, AlgorithmSettings, mix_predictions
+from peer.core import PeerCore
+from peer.events import RoundFinished
+from peer.learner import Learner, Probabilities
+from protocol.errors import ConfigError
+from protocol.messages import PeerId
+from protocol.tensors import Tensors
+from sim.cohort import Budget, Member, Outcome, Spending
+from sim.engine import LearnerCrowd, Lockstep
+
+
+def federico(
+    members: Sequence[Member],
+    budget: Budget,
+    rng: np.random.Generator,
+    *,
+    profile: str = "default",
+    **changes: Any,
+) -> Outcome:
+    """Run FedeRiCo with the settings of a profile.
+
+    How often peers exchange is the profile's, not the budget's: it belongs to the method.
+
+    Args:
+        members: The peers.
+        budget: What they may spend; what isn't a whole round is left.
+        rng: Decides who is sampled.
+        profile: One of `PROFILES`.
+        changes: Settings that differ from the profile.
+
+    Raises:
+        ConfigError: A setting is unknown or impossible, or not even one round fits the budget.
+    """
+    settings = _settings(profile, changes)
+    rounds = (budget.steps - settings.first_steps) // settings.exchange_every
+    if rounds < 1:
+        raise ConfigError(
+            f"steps = {budget.steps} leaves no round of {settings.exchange_every} steps after "
+            f"{settings.first_steps} first ones: raise it"
+        )
+    by_id = {member.peer_id: member for member in members}
+    learners = {
+        member.peer_id: member.new_learner(loss=settings.loss, measure_on=settings.measure_on)
+        for member in members
+    }
+    cores = {
+        peer_id: PeerCore(
+            peer_id=peer_id,
+            settings=settings,
+            model=learner.parameters(),
+            incarnation=0,
+            rounds=rounds,
+            rng=stream,
+        )
+        for (peer_id, learner), stream in zip(
+            learners.items(), rng.spawn(len(learners)), strict=True
+        )
+    }
+    last = max(by_id)
+
+    def on_round(peer_id: PeerId, finished: RoundFinished) -> None:
+        done = finished.round_number + 1
+        if done == (rounds + 1) // 2:
+            by_id[peer_id].drift()
+        if peer_id == last:
+            budget.on_round(done, rounds)
+
+    engine = Lockstep(cores, LearnerCrowd(learners), bits=settings.bits, on_round=on_round)
+    engine.run()
+    return Outcome(
+        predict=[
+            partial(predict, learners[peer_id], core.prediction_weights(), core.mixture())
+            for peer_id, core in cores.items()
+        ],
+        spending=[
+            Spending(work.gradients, work.bytes_sent, work.bytes_received)
+            for work in engine.work.values()
+        ],
+        weights=_weight_matrix(cores),
+    )
+
+
+def predict(
+    learner: Learner,
+    weights: Mapping[PeerId, float],
+    models: Mapping[PeerId, Tensors],
+    inputs: npt.NDArray[np.float32],
+) -> Probabilities:
+    """Predict with a mixture of models."""
+    return mix_predictions(
+        weights, {peer_id: learner.predict(model, inputs) for peer_id, model in models.items()}
+    )
+
+
+def _settings(profile: str, changes: Mapping[str, Any]) -> AlgorithmSettings:
+    if profile not in PROFILES:
+        raise ConfigError(f"unknown profile {profile!r}; known are {', '.join(PROFILES)}")
+    try:
+        tree = {**PROFILES[profile], "profile": profile, **changes}
+        return msgspec.convert(tree, AlgorithmSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"FedeRiCo's settings: {error}") from error
+
+
+def _weight_matrix(cores: Mapping[PeerId, PeerCore]) -> npt.NDArray[np.float64]:
+    rows = [core.collaboration_weights() for core in cores.values()]
+    return np.array([[row.get(peer_id, 0.0) for peer_id in cores] for row in rows])

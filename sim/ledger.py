@@ -1,0 +1,158 @@
+"""Keep the results of a comparison's trials in a folder, so that it can be gone on with.
+
+::
+
+    FOLDER/comparison.json                     the settings, and a digest of the data
+    FOLDER/trials/REGIME/METHOD/TRIAL.json     a `TrialResult` each
+    FOLDER/log.txt                             what went wrong, in full
+    FOLDER/results.json, .csv, .md, .png       the report
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from peer.files import locked, replacing
+from peer.record import write_json
+from protocol.errors import ConfigError, RunError
+from sim.comparison import CompareSettings, Trial
+from sim.trial import TrialResult
+
+logger = logging.getLogger(__name__)
+
+COMPARISON_FILE = "comparison.json"
+
+_EXTENDABLE = ("methods", "regimes", "seeds", "tune.")
+"""Which trials there are; others may be added to them, and leave those done as they are."""
+
+_ELSEWHERE = ("data_folder", "download")
+"""Where the data lie; whether they are the same, their digest says."""
+
+_SHOWN_DIFFERENCES = 3
+
+
+class Ledger:
+    """The results so far, held for this process alone; see `open_ledger`.
+
+    Args:
+        folder: Where they are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._results: dict[Trial, TrialResult] = {}
+
+    def read(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Read the results of these trials, and return those that have none.
+
+        A file that can't be used counts as none.
+        """
+        return [trial for trial in trials if trial not in self._results and not self._read(trial)]
+
+    def add(self, result: TrialResult) -> None:
+        """Keep a result."""
+        text = msgspec.json.format(msgspec.json.encode(result), indent=0)
+        with replacing(self._path(result.trial)) as file:
+            file.write(text + b"\n")
+        self._results[result.trial] = result
+
+    def results(self) -> Mapping[Trial, TrialResult]:
+        """Return all results read or added."""
+        return self._results
+
+    def _read(self, trial: Trial) -> bool:
+        path = self._path(trial)
+        try:
+            result = msgspec.json.decode(path.read_bytes(), type=TrialResult)
+        except FileNotFoundError:
+            return False
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.warning("%s is damaged (%s): this trial is done again", path, error)
+            return False
+        self._results[trial] = result
+        return True
+
+    def _path(self, trial: Trial) -> Path:
+        steps = "" if trial.local_steps is None else f"-steps{trial.local_steps}"
+        purpose = "tune" if trial.tuning else "report"
+        name = f"{purpose}-seed{trial.seed}-lr{trial.learning_rate}{steps}.json"
+        return self.folder / "trials" / trial.regime / trial.method / name
+
+
+@contextmanager
+def open_ledger(folder: Path, settings: CompareSettings, fingerprint: str) -> Iterator[Ledger]:
+    """Open the ledger of a comparison, a new one or one to go on with.
+
+    Args:
+        folder: Made if it isn't there.
+        settings: The comparison's. Other methods, regimes, seeds and grid points than before are
+            welcome: trials that both have in common aren't done again.
+        fingerprint: Digest of the data.
+
+    Raises:
+        ConfigError: The folder is another comparison's, or none's.
+        CoterieError: Another process is at it.
+    """
+    path = folder / COMPARISON_FILE
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder} is no folder: choose another")
+    if not path.exists() and folder.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"--out {folder} is not the folder of a comparison, and not empty: choose another"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "another coterie compare"):
+        now = {"settings": _plain(settings), "data": fingerprint}
+        _check_same(path, now)
+        write_json(path, now)
+        yield Ledger(folder)
+
+
+def _check_same(path: Path, now: Mapping[str, Any]) -> None:
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RunError(f"{path} is damaged ({error}): move the folder away") from error
+    old, new = (dict(_flat(tree["settings"])) for tree in (before, now))
+    differences = [
+        f"{key} is {_say(old.get(key))} there and {_say(new.get(key))} here"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+        and not key.startswith(_EXTENDABLE)
+        and key not in _ELSEWHERE
+    ]
+    if before["data"] != now["data"]:
+        differences.append("the data are not the same")
+    if differences:
+        more = len(differences) - _SHOWN_DIFFERENCES
+        shown = ", ".join(differences[:_SHOWN_DIFFERENCES]) + (f", and {more} more" * (more > 0))
+        raise ConfigError(
+            f"{path.parent} holds a comparison of another config ({shown}): give another --out, or "
+            "remove that folder"
+        )
+
+
+def _plain(settings: CompareSettings) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(msgspec.json.encode(settings))
+    return plain
+
+
+def _flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value
+
+
+def _say(value: object) -> str:
+    return "not set" if value is None else json.dumps(value)

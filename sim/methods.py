@@ -1,0 +1,55 @@
+"""The methods that `coterie compare` knows, by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import partial
+
+from protocol.errors import ConfigError
+from sim.baselines.apfl import apfl
+from sim.baselines.clustered import clustered
+from sim.baselines.ditto import ditto
+from sim.baselines.dpsgd import dpsgd
+from sim.baselines.fedavg import fedavg
+from sim.baselines.fedavg_plus import fedavg_plus
+from sim.baselines.fedem import fedem
+from sim.baselines.fedfomo import fedfomo
+from sim.baselines.fedrep import fedrep
+from sim.baselines.ifca import ifca
+from sim.baselines.local import local
+from sim.baselines.oracle import oracle
+from sim.cohort import Method
+from sim.federico import federico
+
+METHODS: Mapping[str, Method] = {
+    "local": local,
+    "fedavg": fedavg,
+    "fedavg+": fedavg_plus,
+    "clustered": clustered,
+    "ifca": ifca,
+    "fedem": fedem,
+    "fedfomo": fedfomo,
+    "ditto": ditto,
+    "fedrep": fedrep,
+    "apfl": apfl,
+    "dpsgd": dpsgd,
+    "oracle": oracle,
+    "federico": federico,
+    "federico-thrifty": partial(federico, profile="thrifty"),
+    "federico-paper": partial(federico, profile="paper"),
+}
+"""A method is one file in `sim/baselines/` and one line here."""
+
+
+def find_method(name: str) -> Method:
+    """Return the method of a name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name not in METHODS:
+        close = difflib.get_close_matches(name, METHODS, n=1)
+        advice = f"did you mean {close[0]}?" if close else f"known are {', '.join(METHODS)}"
+        raise ConfigError(f"unknown method {name}; {advice}")
+    return METHODS[name]

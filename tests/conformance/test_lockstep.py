@@ -1,0 +1,206 @@
+"""Daemons in lockstep over the memory transport and the simulator: the same bits, every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from helpers import Participant, make_participants, peer_id, run_lockstep
+from helpers_daemons import Member, digits, make_members, members_of, run_all, until
+from helpers_simulation import make_simulation, swarm_settings
+
+from peer.algorithm import PROFILES, AlgorithmSettings
+from peer.core import PeerCore
+from peer.events import (
+    Effect,
+    Event,
+    GradientArrived,
+    ModelAsked,
+    ModelFetched,
+    Publish,
+    RoundClosed,
+    RoundFinished,
+)
+from peer.pace import Lockstep as LockstepPace
+from protocol.messages import PeerId
+from protocol.transport.memory import MemoryNetwork
+from sim.engine import LearnerCrowd, Lockstep
+
+Log = list[tuple[Event, Sequence[Effect]]]
+
+PEERS, ROUNDS = 6, 12
+
+
+def settings_of(profile: str, **others) -> AlgorithmSettings:
+    tree = {"profile": profile, **PROFILES[profile], **others}
+    return msgspec.convert(tree, AlgorithmSettings)
+
+
+def effects_of(log: Log, kind: type) -> list[Effect]:
+    return [effect for _, effects in log for effect in effects if isinstance(effect, kind)]
+
+
+def simulate(
+    participants: dict[PeerId, Participant], settings: AlgorithmSettings
+) -> dict[PeerId, Log]:
+    """Run the simulator's lockstep; return what went into each core and what came out."""
+    logs: dict[PeerId, Log] = {each: [] for each in participants}
+    Lockstep(
+        {each: participant.core for each, participant in participants.items()},
+        LearnerCrowd({each: participant.learner for each, participant in participants.items()}),
+        bits=settings.bits,
+        on_event=lambda each, event, effects: logs[each].append((event, effects)),
+    ).run()
+    return logs
+
+
+async def run_daemons(settings: AlgorithmSettings, network: MemoryNetwork) -> dict[PeerId, Member]:
+    pace = LockstepPace(peer_id(number) for number in range(PEERS))
+    members = make_members(network, PEERS, ROUNDS, settings=settings, pace_of=pace.of)
+    await run_all(members)
+    return members
+
+
+def assert_same_bits(members: dict[PeerId, Member], logs: dict[PeerId, Log]) -> None:
+    """Every published model, weight, loss average, sample and verdict, of every round."""
+    for each, member in members.items():
+        assert effects_of(member.events, Publish) == effects_of(logs[each], Publish)
+        assert effects_of(member.events, RoundFinished) == effects_of(logs[each], RoundFinished)
+        assert len(member.reports) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("profile", "codec"),
+    [("default", "4bit"), ("default", "f32"), ("thrifty", "8bit"), ("paper", "f32")],
+)
+async def test_daemons_in_lockstep_equal_the_simulator_bit_for_bit(profile, codec):
+    settings = settings_of(profile, codec=codec)
+    members = await run_daemons(settings, MemoryNetwork())
+    participants = make_participants(
+        digits(PEERS), model="logistic", rounds=ROUNDS, settings=settings
+    )
+    logs = simulate(participants, settings)
+    assert_same_bits(members, logs)
+    for each, member in members.items():
+        ours, theirs = member.participant, participants[each]
+        assert ours.learner.parameters() == theirs.learner.parameters()
+        assert ours.core.mixture() == theirs.core.mixture()
+        assert ours.core.snapshot() == theirs.core.snapshot()
+    moved = [effect for log in logs.values() for effect in effects_of(log, RoundFinished)]
+    assert any(sum(finished.verdicts.values()) for finished in moved) or profile == "thrifty"
+    assert any(len(finished.collaboration_weights) > 1 for finished in moved)
+
+
+async def test_delays_do_not_change_a_bit_of_a_lockstep():
+    settings = settings_of("default")
+    members = await run_daemons(settings, MemoryNetwork(delay_s=0.003))
+    participants = make_participants(
+        digits(PEERS), model="logistic", rounds=ROUNDS, settings=settings
+    )
+    assert_same_bits(members, simulate(participants, settings))
+
+
+async def test_daemons_score_what_the_simulation_of_their_settings_scores():
+    settings = swarm_settings(4, 10, model="mlp")
+    simulated, real = make_simulation(settings), make_simulation(settings)
+    simulated.run()
+    pace = LockstepPace(real.peers)
+    participants = {
+        each: Participant(peer.core, peer.learner, peer.examples)
+        for each, peer in real.peers.items()
+    }
+    bits = settings.algorithm.bits
+    await run_all(members_of(participants, MemoryNetwork(), pace.of, bits))
+    for each, peer in real.peers.items():
+        ours, theirs = real.evaluate(peer), simulated.evaluate(simulated.peers[each])
+        for spent in ("bytes_sent", "bytes_received", "seconds"):
+            del ours[spent], theirs[spent]
+        assert ours == theirs
+
+
+async def test_in_a_lockstep_nobody_is_ever_a_round_ahead():
+    """What a peer hears from others between two closes belongs to that round alone."""
+    members = await run_daemons(settings_of("default"), MemoryNetwork(delay_s=0.001))
+    for member in members.values():
+        closed, asked = 0, 0
+        for event, _ in member.events:
+            match event:
+                case RoundClosed(round_number):
+                    assert round_number == closed
+                    closed += 1
+                case ModelFetched(_, round_number, snapshot):
+                    assert round_number == snapshot.version.round_number == closed
+                case GradientArrived(update):
+                    assert update.sender_round == update.on_version.round_number == closed
+                case ModelAsked():
+                    asked += 1
+        assert closed == ROUNDS
+        assert asked > 0
+
+
+async def test_a_daemon_that_stops_holds_nobody_up():
+    pace = LockstepPace(peer_id(number) for number in range(4))
+    members = make_members(MemoryNetwork(), 4, ROUNDS, pace_of=pace.of)
+    quitter = members[peer_id(2)]
+
+    async def during():
+        await until(lambda: len(quitter.reports) >= 3)
+        quitter.daemon.stop()
+        quitter.daemon.finished.set()
+
+    await run_all(members, during)
+    for member in members.values():
+        assert len(member.reports) == ROUNDS or member is quitter
+    assert len(quitter.reports) < ROUNDS
+
+
+async def test_a_peer_that_has_finished_holds_nobody_up():
+    """Rounds are the core's own business: some may do fewer."""
+    pace = LockstepPace(peer_id(number) for number in range(3))
+    members = make_members(MemoryNetwork(), 3, 6, pace_of=pace.of)
+    short = make_members(MemoryNetwork(), 3, 2)[peer_id(1)].participant.core
+    members[peer_id(1)].daemon._core = short
+    await run_all(members)
+    assert [len(member.reports) for member in members.values()] == [6, 2, 6]
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_a_log_of_the_simulator_replayed_into_fresh_cores_gives_the_same_effects(profile):
+    settings = settings_of(profile)
+    arguments = {"model": "logistic", "rounds": ROUNDS, "settings": settings}
+    logs = simulate(make_participants(digits(PEERS), **arguments), settings)
+    for each, fresh in make_participants(digits(PEERS), **arguments).items():
+        for event, effects in logs[each]:
+            assert list(fresh.core.handle(event)) == list(effects)
+
+
+async def test_a_log_of_a_daemon_replayed_into_a_simulated_peers_core_gives_the_same_effects():
+    """Of daemons that run freely: their order of events is no lockstep's."""
+    members = make_members(MemoryNetwork(loss=0.05, delay_s=0.002), 4, 8)
+    for member in members.values():
+        member.daemon._fetch_timeout_s = 0.1
+    await run_all(members)
+    fresh = make_participants(digits(4), model="logistic", rounds=8, settings=AlgorithmSettings())
+    for each, member in members.items():
+        core: PeerCore = fresh[each].core
+        for event, effects in member.events:
+            assert list(core.handle(event)) == list(effects)
+
+
+def test_the_simulator_gives_the_same_bits_twice_and_others_with_another_seed():
+    first, second, other = (
+        make_participants(
+            digits(4), model="mlp", rounds=5, settings=settings_of("default"), seed=seed
+        )
+        for seed in (0, 0, 1)
+    )
+    for participants in (first, second, other):
+        run_lockstep(participants)
+    for each in first:
+        assert first[each].core.snapshot() == second[each].core.snapshot()
+        assert first[each].learner.parameters() != other[each].learner.parameters()
+    assert not np.shares_memory(
+        first[peer_id(0)].core.model.tensors.buffer, second[peer_id(0)].core.model.tensors.buffer
+    )
