@@ -41,6 +41,16 @@ lint: $(INSTALLED)
 bench: $(INSTALLED) ## Measure speed and memory; writes bench.json (only=transport or only=swarm)
 	$(BIN)/python tests/bench/run.py $(only)
 
+PAPER := $(wildcard configs/paper/*.toml)
+
+.PHONY: paper
+paper: $(INSTALLED) ## Run every comparison of the README again; hours, and resumable
+	mkdir -p configs/results
+	for config in $(PAPER); do name=$$(basename $$config .toml); \
+	  $(BIN)/coterie compare $$config --out runs/paper-$$name && \
+	  cp runs/paper-$$name/results.json configs/results/$$name.json && \
+	  cp runs/paper-$$name/results.png configs/pictures/$$name.png || exit 1; done
+
 FASHION_MNIST := data/fashion-mnist
 FASHION_MNIST_FILES := train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \
 	t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz

@@ -48,13 +48,13 @@ class Acquaintances:
         """Keep a model in place of the owner's former one."""
         self.kept[peer_id] = KeptModel(snapshot, None, round_number)
 
-    def confirm(self, peer_id: PeerId, round_number: int) -> float | None:
-        """Take note that the kept model is still the newest; return its loss, if measured."""
-        kept = self.kept.get(peer_id)
-        if kept is None or kept.loss is None:
-            return None
-        self.kept[peer_id] = replace(kept, fetched_round=round_number)
-        return kept.loss
+    def confirm(self, peer_id: PeerId, round_number: int) -> None:
+        """Take note that a kept model is still the newest."""
+        self.kept[peer_id] = replace(self.kept[peer_id], fetched_round=round_number)
+
+    def forget_losses(self) -> None:
+        """Take the losses of kept models for unknown; the averages will learn by new ones."""
+        self.kept = {peer_id: replace(kept, loss=None) for peer_id, kept in self.kept.items()}
 
     def measured(self, peer_id: PeerId, loss: float) -> None:
         """Take note of a kept model's loss; the averages change with `fold`."""

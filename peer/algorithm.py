@@ -47,11 +47,13 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     epsilon: Fraction = 0.3
     """Probability that a round explores. 1 explores only, 0 never does. Paper: 0.3."""
     exploration: Literal["friends", "uniform"] = "friends"
-    """Whom an exploring round samples: mostly friends of friends and peers that asked for the own
-    model, else anybody; or anybody, uniformly. Paper: uniform."""
+    """Whom a round looks at beside its best neighbors. `friends` gives the places that none earns,
+    and all in a round that explores, to friends of friends, to peers that come again for the own
+    model and to peers never measured; `uniform` lets the best have all places, however bad, and
+    samples anybody in a round that explores. Paper: uniform."""
     probes: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 2.0
-    """Models a round that are fetched only to be measured, while peers are unknown and the best
-    collaborators still change. More find friends sooner among many peers. Paper: 0."""
+    """Models a round that are fetched only to be measured, while some place is not earned and peers
+    are unknown. More find friends in fewer rounds, for about as many models in all. Paper: 0."""
     min_probes: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.0
     """What the number of probes falls to; below 1 it is a probability."""
     beta: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.6

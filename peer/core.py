@@ -23,6 +23,7 @@ from peer.events import (
     Differentiated,
     Effect,
     Event,
+    ExamplesChanged,
     Fetch,
     FetchFailed,
     Finished,
@@ -172,6 +173,9 @@ class PeerCore:
                 if peer_id in self._neighbors.members:
                     self._explorer.asked_by(peer_id)
                 return ()
+            case ExamplesChanged():
+                self._known.forget_losses()
+                return ()
             case StopRequested():
                 self._phase = _Phase.STOPPED
                 return (Stopped(),)
@@ -255,8 +259,7 @@ class PeerCore:
         effects: list[Effect] = []
         for peer_id in sorted(self._awaited):
             kept = self._known.kept.get(peer_id)
-            complete = kept is not None and (kept.loss is not None or self._is_final)
-            have = kept.snapshot if kept and complete else None
+            have = kept.snapshot if kept else None
             effects.append(Fetch(peer_id, self._round_number, have))
         if not self._is_final:
             self._awaited.add(self._peer_id)
@@ -314,12 +317,15 @@ class PeerCore:
 
     def _take_unchanged(self, peer_id: PeerId) -> list[Effect]:
         """The same model on the same examples has the same loss: no need to measure again."""
-        if self._phase is not _Phase.E_STEP or peer_id not in self._awaited:
+        kept = self._known.kept.get(peer_id)
+        if self._phase is not _Phase.E_STEP or peer_id not in self._awaited or kept is None:
             return []
-        loss = self._known.confirm(peer_id, self._round_number)
-        if self._is_final and peer_id in self._known.kept:
+        self._known.confirm(peer_id, self._round_number)
+        if self._is_final:
             return self._have_at_hand(peer_id)
-        return [] if loss is None else self._take_loss(peer_id, loss)
+        if kept.loss is None:
+            return [Measure(peer_id, self._round_number, kept.snapshot.tensors)]
+        return self._take_loss(peer_id, kept.loss)
 
     def _take_loss(self, peer_id: PeerId, loss: float) -> list[Effect]:
         if self._phase is not _Phase.E_STEP or peer_id not in self._awaited:

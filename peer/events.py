@@ -88,6 +88,11 @@ class ModelAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ExamplesChanged:
+    """The own data are others now: losses measured before say nothing of kept models."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundClosed:
     """Answers `ReadyToClose`: step with what has arrived."""
 
@@ -117,6 +122,7 @@ Event = (
     | Differentiated
     | GradientArrived
     | ModelAsked
+    | ExamplesChanged
     | RoundClosed
     | Stepped
     | StopRequested

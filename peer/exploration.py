@@ -11,12 +11,17 @@ import numpy as np
 from peer.algorithm import AlgorithmSettings, best_neighbors, uniform_neighbors
 from protocol.messages import PeerId
 
+_EARNED = 0.3
+"""How far above the lowest loss average a neighbor's may be for it to earn its place, in units of
+the loss. A stranger's is further away; a larger bound lets strangers stay whom training together
+would soon make look like friends."""
+
 _PROPOSED = 0.75
-"""Share of the neighbors not taken for their weight that are proposed, when there are proposals: who
-is told of the wrong ones goes on finding others by itself."""
+"""Share of the places that nobody earned which go to proposals, when there are any: a peer that is
+told of the wrong ones goes on finding others by itself."""
 
 _DECAY = 0.8
-"""What the number of probes is multiplied by after a round in which looking around didn't pay."""
+"""What the number of probes is multiplied by after a round in which all places were earned."""
 
 _SURVEY_TRIES = 3
 """Rounds in which a surveyed peer that gives no model is asked again."""
@@ -54,23 +59,21 @@ class ExplorerState(msgspec.Struct, kw_only=True):
     Attributes:
         survey: Peers still to be surveyed, and how often to try.
         asked: Peers that asked for the own model lately, and how many rounds ago.
-        insisting: Those that had asked in an earlier round, too; since the last round.
+        insisting: Those of the last round that had asked in an earlier one, too.
         budget: Present number of probes a round.
-        looked_at: Peers never measured that the last round chose.
     """
 
     survey: dict[PeerId, int] = {}
     asked: dict[PeerId, int] = {}
     insisting: set[PeerId] = set()
     budget: float = 0.0
-    looked_at: set[PeerId] = set()
 
 
 class Explorer:
     """Chooses a round's neighbors ε-greedily (section 3.3) and whom to measure beside them.
 
     Where the paper takes the M best, here a place among them that nobody earns goes to a peer never
-    measured: the fetch costs the same and may find a friend.
+    measured: its model costs the same, and may be a friend's.
 
     Args:
         settings: The algorithm's.
@@ -126,13 +129,15 @@ class Explorer:
             known: Peers ever measured.
         """
         best = best_neighbors(candidates.ordered, weights, self._settings.num_neighbors, self._rng)
-        if any(peer_id in self._state.looked_at and peer_id in weights for peer_id in best):
-            self._state.budget = max(self._state.budget, self._settings.probes)
+        earned = self._earned(best, weights)
+        complete = len(earned) == self._settings.num_neighbors
+        if not complete:
+            self._state.budget = max(self._settings.min_probes, self._settings.probes)
         proposals = self._proposals(candidates.members, friends, fresh, known)
-        sampled = self._sample(candidates.ordered, best, weights, proposals, known)
+        sampled = self._sample(candidates.ordered, best, earned, proposals, known)
         probed = self._surveyed(candidates.members)
         probed.update(self._probe(candidates.ordered, proposals, known, {*sampled, *probed}))
-        self._turn({*sampled, *probed}.difference(known))
+        self._turn(complete=complete)
         return Choice(sampled, frozenset(probed.difference(sampled)))
 
     def snapshot(self) -> ExplorerState:
@@ -143,10 +148,9 @@ class Explorer:
             asked=dict(state.asked),
             insisting=set(state.insisting),
             budget=state.budget,
-            looked_at=set(state.looked_at),
         )
 
-    def _turn(self, looked_at: set[PeerId]) -> None:
+    def _turn(self, *, complete: bool) -> None:
         """Go on to the next round; who mixes the own model asks again before it is forgotten."""
         state, settings = self._state, self._settings
         state.asked = {
@@ -155,8 +159,8 @@ class Explorer:
             if rounds < settings.refresh_after
         }
         state.insisting = set()
-        state.budget = max(settings.min_probes, state.budget * _DECAY)
-        state.looked_at = looked_at
+        if complete:
+            state.budget = max(settings.min_probes, state.budget * _DECAY)
 
     def _proposals(
         self,
@@ -178,7 +182,7 @@ class Explorer:
         self,
         candidates: Sequence[PeerId],
         best: tuple[PeerId, ...],
-        weights: Mapping[PeerId, float],
+        earned: list[PeerId],
         proposals: list[PeerId],
         known: Collection[PeerId],
     ) -> tuple[PeerId, ...]:
@@ -187,7 +191,7 @@ class Explorer:
         exploring = self._rng.random() < self._settings.epsilon
         if self._settings.exploration == "uniform":
             return uniform_neighbors(candidates, count, self._rng) if exploring else best
-        picked = [] if exploring else self._earned(best, weights)
+        picked = [] if exploring else [*earned]
         missing = count - len(picked)
         picked += self._look_around(candidates, proposals, known, picked, missing, _PROPOSED)
         if len(picked) < count:
@@ -197,9 +201,9 @@ class Explorer:
         return tuple(sorted(picked))
 
     def _earned(self, best: tuple[PeerId, ...], weights: Mapping[PeerId, float]) -> list[PeerId]:
-        """Return the best whose weight is no small part of the largest, the own one included."""
+        """Return those of the best whose loss average is near the lowest, the own one included."""
         largest = max(1.0 - math.fsum(weights.values()), *weights.values(), 0.0)
-        least = self._settings.min_gradient_weight * largest
+        least = largest * math.exp(-_EARNED / self._settings.temperature)
         return [peer_id for peer_id in best if weights.get(peer_id, 0.0) > least]
 
     def _surveyed(self, reachable: frozenset[PeerId]) -> set[PeerId]:
@@ -217,11 +221,11 @@ class Explorer:
         known: Collection[PeerId],
         taken: Collection[PeerId],
     ) -> list[PeerId]:
-        """Choose whom to measure only; lastingly, when all are known, anybody."""
+        """Choose whom to measure only; when all are known, anybody, as often as lasts."""
         budget = self._state.budget
         count = int(budget) + int(self._rng.random() < budget % 1.0)
         picked = self._look_around(candidates, proposals, known, taken, count, 1.0)
-        if count and not picked and budget <= self._settings.min_probes:
+        if count and not picked and self._rng.random() * budget < self._settings.min_probes:
             return list(uniform_neighbors(candidates, count, self._rng))
         return picked
 

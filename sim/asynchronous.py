@@ -122,6 +122,10 @@ class Asynchronous(Engine):
         """Say whether a peer is there now."""
         return peer_id in self._present
 
+    def tell(self, peer_id: PeerId, event: Event) -> None:
+        """Hand an event to a peer now."""
+        self._at(self.now_s, partial(self._handle, peer_id, event), peer_id)
+
     def num_neighbors(self, peer_id: PeerId) -> int:
         """Return how many others a peer thinks present."""
         return len(self._known[peer_id] - {peer_id})

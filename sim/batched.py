@@ -279,11 +279,11 @@ class BatchedCrowd:
 
     @property
     def _longest_batch(self) -> int:
-        return min(self._settings.batch_size, self._train.inputs.shape[1])
+        return min(self._settings.batch_size, int(self._train.inputs.shape[1]))
 
     @property
     def _floats_of_a_batch(self) -> int:
-        return self._longest_batch * self._train.inputs.shape[2]
+        return self._longest_batch * int(self._train.inputs.shape[2])
 
     def _unpack(self, blobs: Floats) -> tuple[Floats, Floats]:
         """View blobs as weights, (num_jobs, classes, features), and biases, (num_jobs, classes)."""
@@ -321,7 +321,7 @@ class _Stack:
     @property
     def floats_each(self) -> int:
         """Numbers that one peer's inputs are."""
-        return self.inputs[0].size
+        return int(self.inputs[0].size)
 
     def take(self, rows: Sequence[int], positions: Integers) -> tuple[Floats, Integers]:
         """Gather examples; `positions` has shape (number of rows, number of examples)."""

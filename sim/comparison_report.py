@@ -163,10 +163,12 @@ def _title(results: Results, regime: str) -> str:
 def _notes(results: Results) -> list[str]:
     settings = results.settings
     oracles = sorted({each.method for each in results.standings if not each.honest})
-    seeds = f"{len(settings.seeds)} seed{'s' * (len(settings.seeds) > 1)}"
+    seeds = "of one seed"
+    if len(settings.seeds) > 1:
+        seeds = f"mean over {len(settings.seeds)} seeds, with the standard deviation between them"
     notes = [
         f"mean, bottom decile: accuracy over the peers, in percent of each one's own test "
-        f"examples; mean over {seeds}, with the standard deviation between them",
+        f"examples; {seeds}",
         f"below Local: peers of all seeds more than {100 * MARGIN:.0f} points below local-only",
         f"to best: mean difference over the same peers and seeds to the best honest method; = is a "
         f"tie: not over {CLEARLY:.0f} standard errors, or not of the same sign under every seed",

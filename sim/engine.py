@@ -149,6 +149,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def tell(self, peer_id: PeerId, event: Event) -> None:
+        """Let a peer hear of something that no effect of its asked for."""
+
+    @abstractmethod
     def num_neighbors(self, peer_id: PeerId) -> int:
         """Return how many others a peer can reach, as far as it knows."""
 
@@ -254,6 +258,10 @@ class Lockstep(Engine):
                 self._events.extend((peer_id, RoundClosed(number)) for peer_id, number in closing)
             else:
                 return
+
+    def tell(self, peer_id: PeerId, event: Event) -> None:
+        """Hand an event to a peer before anything else is done."""
+        self._events.append((peer_id, event))
 
     def num_neighbors(self, peer_id: PeerId) -> int:
         """Return the number of all others."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from peer.algorithm import PROFILES, AlgorithmSettings, mix_predictions
 from peer.core import PeerCore
-from peer.events import RoundFinished
+from peer.events import ExamplesChanged, RoundFinished
 from peer.learner import Learner, Probabilities
 from protocol.errors import ConfigError
 from protocol.messages import PeerId
@@ -74,6 +74,7 @@ def federico(
         done = finished.round_number + 1
         if done == (rounds + 1) // 2:
             by_id[peer_id].drift()
+            engine.tell(peer_id, ExamplesChanged())
         if peer_id == last:
             budget.on_round(done, rounds)
 

@@ -39,7 +39,7 @@ METHODS: Mapping[str, Method] = {
     "federico-thrifty": partial(federico, profile="thrifty"),
     "federico-paper": partial(federico, profile="paper"),
 }
-"""A method is one file in `sim/baselines/` and one line here."""
+"""A method is one file and one line here."""
 
 
 def find_method(name: str) -> Method:

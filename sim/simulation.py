@@ -15,7 +15,7 @@ from peer.core import PeerCore, PeerSnapshot
 from peer.daemon import RoundReport
 from peer.data import Split
 from peer.evaluate import train_alone
-from peer.events import RoundFinished
+from peer.events import ExamplesChanged, RoundFinished
 from peer.learner import Measurement
 from peer.result import peer_result
 from peer.streams import Streams
@@ -271,6 +271,7 @@ class Simulation:
         if peer.later is not None and finished.round_number + 1 == self._half:
             peer.learner.use_examples(peer.later)
             peer.validation = Validation(peer.learner.measured_labels)
+            self.engine.tell(peer.peer_id, ExamplesChanged())
 
     def _totals(self, peer: SimulatedPeer, now_s: float) -> dict[str, float]:
         """Return what a peer has spent, all its starts together."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -47,12 +48,19 @@ def make_members(
     training: TrainingSettings = ADAM,
     member: Callable[..., Member] = Member,
     hide: Callable[[Split], Split] = lambda parts: parts,
+    later: Mapping[int, Slice] = MappingProxyType({}),
     made: list[CountingLearner] | None = None,
 ) -> list[Member]:
-    """Make a member for each slice; `hide` may change what it sees, `made` collects learners."""
+    """Make a member for each slice.
+
+    `hide` may change what it sees, `later` says what members drift to, `made` collects learners.
+    """
 
     def new_member(index: int, part: Slice) -> Member:
-        parts = split(part.dataset, 0.2, np.random.default_rng(index))
+        parts, after = (
+            split(each.dataset, 0.2, np.random.default_rng(index))
+            for each in (part, later.get(index, part))
+        )
 
         def build(examples: Split, **measuring) -> Learner:
             learner = make_learner(part.dataset, examples, model, training, index, **measuring)
@@ -60,7 +68,8 @@ def make_members(
                 made.append(learner)
             return learner
 
-        return member(PeerId(f"peer-{index:02d}"), hide(parts), build, group=part.group)
+        drift = {"later": hide(after), "later_group": later[index].group} if index in later else {}
+        return member(PeerId(f"peer-{index:02d}"), hide(parts), build, group=part.group, **drift)
 
     return [new_member(index, part) for index, part in enumerate(slices)]
 

@@ -15,6 +15,7 @@ from peer.events import (
     Adopt,
     Differentiate,
     Differentiated,
+    ExamplesChanged,
     Fetch,
     FetchFailed,
     Finished,
@@ -172,6 +173,19 @@ def test_an_unchanged_model_is_not_measured_again():
     core.handle(Measured(ME, 1, 2.0))
     core.handle(Differentiated(ME, 1, tensors(1.0), 4))
     assert kinds(core.handle(ModelUnchanged(FRIEND, 1))) == [Differentiate]
+
+
+def test_when_the_examples_change_an_unchanged_model_is_measured_again():
+    core = make_core(num_neighbors=1, epsilon=0.0)
+    core.handle(Started(frozenset({FRIEND})))
+    core.handle(ModelFetched(FRIEND, 0, snapshot(3)))
+    core.handle(Measured(FRIEND, 0, 2.0))
+    do_own_work_with_friend(core)
+    core.handle(ExamplesChanged())
+    assert list(core.handle(ModelUnchanged(FRIEND, 1))) == [Measure(FRIEND, 1, tensors(1.0))]
+    core.handle(Measured(FRIEND, 1, 0.5))
+    core.handle(Measured(ME, 1, 2.0))
+    assert core.training_weights()[FRIEND] > core.training_weights()[ME]
 
 
 def do_own_work_with_friend(core):

@@ -18,10 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from peer.config import read_settings
 from peer.data import Dataset, Examples
 from protocol.errors import ConfigError, CoterieError, DataError
 from sim.comparison import (
     ORACLES,
+    WITHOUT_LOCAL_STEPS,
     CompareSettings,
     GridPoint,
     SizeSettings,
@@ -153,7 +155,18 @@ def test_a_grid_point_without_all_its_trials_is_not_chosen_and_a_method_without_
 
 
 def test_methods_that_are_set_apart_exist():
-    assert set(METHODS) >= ORACLES
+    assert set(METHODS) >= ORACLES | WITHOUT_LOCAL_STEPS
+
+
+def test_the_config_that_comes_along_can_be_used():
+    path = Path(__file__).parents[2] / "configs" / "compare-digits.toml"
+    ours = read_settings(path, CompareSettings)
+    slices = [
+        task.slices
+        for regime, tuning in itertools.product(ours.regimes, (True, False))
+        for task in Supply(ours, path.parent).tasks([trial(regime=regime, tuning=tuning)])
+    ]
+    assert [len(each) for each in slices] == [ours.peers] * 4
 
 
 def test_a_regime_of_ones_own_takes_the_sizes_that_it_leaves_open():

@@ -140,30 +140,27 @@ def test_bytes_are_those_of_the_models_moved_in_three_rounds(name, sent, receive
 @each_method
 def test_every_method_goes_on_with_data_that_drift(name):
     slices = digits(4, groups=2)
-    members = make_members(slices)
-    members[0]._later, members[0]._later_group = members[3].split, 1
+    members = make_members(slices, later={0: slices[3]})
+    before = members[0].split
     outcome = run(METHODS[name], members)
-    assert members[0].split is members[3].split
+    assert members[0].split is not before
+    assert members[0].group == slices[3].group
     assert all(np.isfinite(predicted).all() for predicted in probabilities(outcome, slices))
 
 
 def test_a_budget_yields_all_steps_once_and_lets_data_drift_half_way():
-    members = make_members(digits(2))
-    later = members[1].split
-    members[0]._later, members[0]._later_group = later, 5
-    before = members[0].split
+    slices = digits(4, groups=2)
+    members = make_members(slices, later={0: slices[3]})
+    learner = members[0].new_learner()
+    before, labels = members[0].split, learner.measured_labels
     done = []
     budget = Budget(steps=10, local_steps=3, on_round=lambda *progress: done.append(progress))
-    seen = [(list(steps), members[0].split is later) for steps in budget.rounds(members)]
-    assert seen == [
-        ([0, 1, 2], False),
-        ([3, 4, 5], False),
-        ([6, 7, 8], True),
-        ([9], True),
-    ]
+    seen = [(list(steps), members[0].split is before) for steps in budget.rounds(members)]
+    assert seen == [([0, 1, 2], True), ([3, 4, 5], True), ([6, 7, 8], False), ([9], False)]
     assert done == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert members[0].group == 5
-    assert before is not later
+    assert [member.group for member in members] == [1, 0, 1, 1]
+    np.testing.assert_array_equal(learner.measured_labels, members[0].split.holdout.labels)
+    assert not np.array_equal(learner.measured_labels, labels)
 
 
 @each_method
