@@ -66,7 +66,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Which examples the E-step measures on; a holdout is not trained on. Paper: train."""
     holdout_fraction: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.2
     """Part of the local training examples that is the holdout, when measuring on it."""
-    final_full: Fraction = 0.2
+    final_full: Fraction = 0.4
     """Last part of the rounds, if their number is known, in which weights stay as they are and the
     holdout is trained on, too: else a peer would know less than one that learns alone. Paper: 0."""
     start: Literal["oneshot", "cold"] = "oneshot"
@@ -95,6 +95,9 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     averaged: Adam would make vanishing gradients full steps. The paper names no bound."""
     min_prediction_weight: Fraction = 0.01
     """Models of a smaller weight are left out of the mixture, and not kept."""
+    min_own_weight: Fraction = 0.25
+    """Least weight of the own model in the mixture: a holdout of a few examples may misjudge it,
+    and in the last rounds it learns what the holdout knows. Paper: 0."""
     staleness: Natural = 5
     """Gradients made on a model more than this many rounds old are refused."""
     refresh_after: Annotated[int, msgspec.Meta(ge=1)] = 10
@@ -148,6 +151,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         "loss": "sum",
         "measure_on": "train",
         "final_full": 0.0,
+        "min_own_weight": 0.0,
         "start": "cold",
         "exchange_every": 1,
         "codec": "f32",
@@ -202,6 +206,18 @@ def prune_weights(weights: Mapping[PeerId, float], minimum: float) -> dict[PeerI
     }
     total = math.fsum(kept.values())
     return {peer_id: weight / total for peer_id, weight in kept.items()}
+
+
+def raise_weight(
+    weights: Mapping[PeerId, float], peer_id: PeerId, minimum: float
+) -> dict[PeerId, float]:
+    """Give a peer at least this weight, and scale the others so that all sum to 1 again."""
+    present = weights.get(peer_id, 0.0)
+    if present >= minimum:
+        return dict(weights)
+    scale = (1.0 - minimum) / (1.0 - present)
+    raised = {other: weight * scale for other, weight in weights.items()}
+    return dict(sorted({**raised, peer_id: minimum}.items()))
 
 
 def best_neighbors(

@@ -214,7 +214,9 @@ class PeerCore:
         others = self._neighbors.members if averaging else self._known.kept.keys()
         weights = self._weights_over(others)
         pruned = algorithm.prune_weights(weights, self._settings.min_prediction_weight)
-        return pruned or {self._peer_id: 1.0}
+        if averaging or not pruned:
+            return pruned or {self._peer_id: 1.0}
+        return algorithm.raise_weight(pruned, self._peer_id, self._settings.min_own_weight)
 
     def prediction_weights(self) -> dict[PeerId, float]:
         """Return w_i of the mixture; averaging models, the own model predicts alone."""

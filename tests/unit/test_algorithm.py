@@ -19,6 +19,7 @@ from peer.algorithm import (
     combine_gradients,
     mix_predictions,
     prune_weights,
+    raise_weight,
     uniform_neighbors,
     update_loss_average,
 )
@@ -87,6 +88,17 @@ def test_pruning_keeps_the_largest_weight_and_the_sum(averages, minimum):
     assert math.fsum(pruned.values()) == pytest.approx(1.0)
     bound = min(minimum, max(weights.values()))
     assert list(pruned) == [peer for peer in sorted(weights) if weights[peer] >= bound]
+
+
+@given(peer_losses, st.floats(0, 1), st.integers(0, 12))
+def test_a_raised_weight_leaves_the_others_in_proportion(averages, minimum, number):
+    weights = collaboration_weights(averages, 1.0)
+    raised = raise_weight(weights, peer_id(number), minimum)
+    assert math.fsum(raised.values()) == pytest.approx(1.0)
+    assert raised.get(peer_id(number), 0.0) >= minimum
+    others = [peer for peer in weights if peer != peer_id(number) and raised[peer] > 1e-9]
+    ratios = {round(weights[peer] / raised[peer], 6) for peer in others if weights[peer] > 1e-9}
+    assert len(ratios) <= 1 or max(ratios) == pytest.approx(min(ratios), rel=1e-4)
 
 
 @given(
