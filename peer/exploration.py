@@ -32,18 +32,20 @@ number when nearly all are known."""
 
 
 class Candidates:
-    """The reachable peers, self not among them.
+    """The reachable peers.
 
     Attributes:
-        members: As a set.
-        ordered: In peer-id order.
+        members: As a set, which all peers of a simulation may share; self may be in it.
+        own: Self, who is never chosen.
+        ordered: The others, in peer-id order.
     """
 
-    __slots__ = ("members", "ordered")
+    __slots__ = ("members", "ordered", "own")
 
-    def __init__(self, members: frozenset[PeerId] = frozenset()) -> None:
+    def __init__(self, members: frozenset[PeerId] = frozenset(), own: PeerId | None = None) -> None:
         self.members = members
-        self.ordered: Sequence[PeerId] = tuple(sorted(members))
+        self.own = own
+        self.ordered: Sequence[PeerId] = tuple(sorted(members - {own}))
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -133,7 +135,7 @@ class Explorer:
         complete = len(earned) == self._settings.num_neighbors
         if not complete:
             self._state.budget = max(self._settings.min_probes, self._settings.probes)
-        proposals = self._proposals(candidates.members, friends, fresh, known)
+        proposals = self._proposals(candidates, friends, fresh, known)
         sampled = self._sample(candidates.ordered, best, earned, proposals, known)
         probed = self._surveyed(candidates.members)
         probed.update(self._probe(candidates.ordered, proposals, known, {*sampled, *probed}))
@@ -164,7 +166,7 @@ class Explorer:
 
     def _proposals(
         self,
-        reachable: frozenset[PeerId],
+        candidates: Candidates,
         friends: Mapping[PeerId, Collection[PeerId]],
         fresh: Collection[PeerId],
         known: Collection[PeerId],
@@ -175,7 +177,7 @@ class Explorer:
         proposed = self._state.insisting.difference(fresh)
         for told in friends.values():
             proposed.update(peer_id for peer_id in told if peer_id not in known)
-        ordered = sorted(reachable.intersection(proposed))
+        ordered = sorted(candidates.members.intersection(proposed) - {candidates.own})
         return [ordered[position] for position in self._rng.permutation(len(ordered))]
 
     def _sample(

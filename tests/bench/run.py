@@ -1,6 +1,6 @@
 """`make bench`: run the benchmarks, print a table, write `bench.json`.
 
-Usage: run.py [transport | swarm]
+Usage: run.py [transport | swarm | scale | exploration]
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import bench_exploration
+import bench_scale
 import bench_swarm
 import bench_transport
 
-SUITES = {"transport": bench_transport.rows, "swarm": bench_swarm.bench}
+SUITES = {
+    "transport": bench_transport.rows,
+    "swarm": bench_swarm.bench,
+    "scale": bench_scale.bench,
+    "exploration": bench_exploration.bench,
+}
 
 
 def main(only: str | None) -> int:

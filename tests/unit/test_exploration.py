@@ -17,8 +17,11 @@ from peer.exploration import Candidates, Explorer, ExplorerState
 EVERYONE = [peer_id(number) for number in range(40)]
 
 
+ME = peer_id(99)
+
+
 def candidates(count: int = 40) -> Candidates:
-    return Candidates(frozenset(EVERYONE[:count]))
+    return Candidates(frozenset([*EVERYONE[:count], ME]), ME)
 
 
 def make_explorer(seed: int = 0, state=None, **options) -> Explorer:
@@ -48,13 +51,13 @@ settings = st.builds(
     survey=st.integers(0, 10),
     temperature=st.sampled_from([0.01, 0.3, 1.0]),
 )
-peers = st.sampled_from(EVERYONE)
+peers = st.sampled_from([*EVERYONE, ME])
 asks = st.lists(peers, max_size=8)
 told = st.dictionaries(peers, st.lists(peers, max_size=8), max_size=5)
 
 
 @given(settings, st.integers(0, 40), st.data())
-def test_choices_are_bounded_distinct_and_among_the_reachable(options, count, data):
+def test_choices_are_bounded_distinct_reachable_and_never_self(options, count, data):
     explorer = Explorer(options, np.random.default_rng(0))
     among = candidates(count)
     explorer.begin_survey(among)
@@ -71,8 +74,8 @@ def test_choices_are_bounded_distinct_and_among_the_reachable(options, count, da
         assert len(set(choice.sampled)) == len(choice.sampled)
         assert len(choice.sampled) == min(options.num_neighbors, count)
         assert list(choice.sampled) == sorted(choice.sampled)
-        assert among.members.issuperset(choice.sampled)
-        assert among.members.issuperset(choice.probed)
+        assert set(among.ordered).issuperset(choice.sampled)
+        assert set(among.ordered).issuperset(choice.probed)
         assert choice.probed.isdisjoint(choice.sampled)
         most = max(options.probes, options.min_probes)
         assert len(choice.probed) <= options.survey + int(np.ceil(most))
