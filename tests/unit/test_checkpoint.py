@@ -56,7 +56,6 @@ def checkpoint() -> Checkpoint:
                 asked={peer_id(4): 1},
                 insisting={peer_id(4)},
                 budget=1.25,
-                looked_at={peer_id(5)},
             ),
             rng_state=rng.bit_generator.state,
         ),
