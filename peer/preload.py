@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import gc
 
-import numpy as np
-import torch
-
-import peer.process  # noqa: F401  what the forked peers run
-from peer.data import Examples, Split
-from peer.learner import Batch, TrainingSettings
-from peer.models import build_model
-from peer.torch_learner import TorchLearner
-
 
 def warm_up() -> None:
-    """Take one step with a tiny model: torch imports much of its optimizers only then."""
+    """Import, and take one step with a tiny model: torch imports much of its optimizers only then.
+
+    Meanwhile the collector rests: it would find next to no garbage in what importing makes.
+    """
+    gc.disable()
+    import numpy as np
+    import torch
+
+    import peer.process  # noqa: F401  what the forked peers run
+    from peer.data import Examples, Split
+    from peer.learner import Batch, TrainingSettings
+    from peer.models import build_model
+    from peer.torch_learner import TorchLearner
+
     torch.set_num_threads(1)
     examples = Examples(np.zeros((2, 1, 4, 4), np.float32), np.zeros(2, np.int64))
     split = Split(fit=examples, holdout=examples, test=examples)
     learner = TorchLearner(build_model("cnn", (1, 4, 4), 2, 0), split, 2, TrainingSettings())
     learner.train(None, (Batch(0),))
     gc.collect()
-    gc.freeze()  # the collector would touch, and so copy, every shared page
+    gc.freeze()  # it would touch, and so copy, every shared page
+    gc.enable()
 
 
 warm_up()

@@ -282,13 +282,13 @@ def _convert(inputs: _Array, labels: npt.NDArray[np.int64], pool: int, name: str
         _check_pool(inputs.shape, pool, name)
     scaled = inputs
     if pool != 1 or inputs.dtype != np.float32:
-        *lead, height, width = inputs.shape
-        scaled = np.zeros((*lead, height // pool, width // pool), dtype=np.float32)
+        corners = [(row, column) for row in range(pool) for column in range(pool)]
         with np.errstate(over="ignore", invalid="ignore"):  # Examples refuses what overflows f32
-            for row in range(pool):
-                for column in range(pool):
-                    scaled += inputs[..., row::pool, column::pool]
-        scaled /= pool * pool * (255 if inputs.dtype == np.uint8 else 1)
+            scaled = inputs[..., ::pool, ::pool].astype(np.float32)
+            for row, column in corners[1:]:
+                scaled += inputs[..., row::pool, column::pool]
+        if (divisor := pool * pool * (255 if inputs.dtype == np.uint8 else 1)) != 1:
+            scaled /= divisor
     try:
         return Examples(np.ascontiguousarray(scaled), labels)
     except DataError as error:

@@ -58,6 +58,7 @@ class Connection:
         state: How we stand with it.
         window: Of the bulk connection; kept between transfers.
         features: What both of us can do, since it last welcomed us.
+        offered_bytes: The size of the model that it offered last; None before the first.
         num_transfers: Transfers under way.
         bulk_used_at: When the last transfer ended, on the loop's clock.
     """
@@ -68,6 +69,7 @@ class Connection:
         self.state = State.IDLE
         self.window = Window()
         self.features: frozenset[str] = frozenset()
+        self.offered_bytes: int | None = None
         self.num_transfers = 0
         self.bulk_used_at = 0.0
         self._around = surroundings

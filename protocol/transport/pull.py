@@ -32,7 +32,8 @@ from protocol.transport.transfers import CODING, Request, Transfer, Work
 class Pull(Transfer):
     """Pulls a peer's newest model, or what leads to it from the one that we have.
 
-    Before the offer comes, nobody knows how much there will be: the blob of a model at most.
+    Before the offer comes, nobody knows how much there will be: as a rule, as much as the
+    last time.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Pull(Transfer):
         self._offer: ModelOffer | None = None
         self._transfer_id = 0
         self._buffer = allocate(layout.size_bytes)
-        self._size = layout.size_bytes
+        self._size = 0
         self._next = 0
         self._again: deque[tuple[int, int]] = deque()
         self._hashed = 0
@@ -92,7 +93,8 @@ class Pull(Transfer):
 
     def _ask(self) -> None:
         """Ask for the model from the start, and at once for as much as the window allows."""
-        self._offer, self._hashed, self._size = None, 0, self._layout.size_bytes
+        self._offer, self._hashed = None, 0
+        self._size = self._connection.offered_bytes or self._layout.size_bytes
         self._hasher.reset()
         self._again.clear()
         self._restart()
@@ -105,12 +107,12 @@ class Pull(Transfer):
         self._ask_more()
 
     def _first_bytes(self) -> int:
-        """Return how much to ask for together with the offer: all, if it fits one chunk.
+        """Return how much to take together with the offer: a chunk, if all should fit one.
 
         Else a small piece: the sooner it is through, the sooner we decrypt while they encrypt.
         """
-        chunk, size = self._connection.window.chunk_bytes, self._layout.size_bytes
-        return size if size <= chunk else chunk // 4
+        chunk = self._connection.window.chunk_bytes
+        return min(chunk, self._layout.size_bytes) if self._size <= chunk else chunk // 4
 
     def _resume(self) -> None:
         """Ask again for what is missing, under the same transfer id, or start over."""
@@ -154,6 +156,7 @@ class Pull(Transfer):
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"{self._name} offers {error}") from error
         self._offer, self._size = offer, offer.size_bytes
+        self._connection.offered_bytes = offer.size_bytes
         self._next = min(self._next, self._size)
         for request_id, request in list(self._under_way.items()):
             length = max(min(request.length, self._size - request.offset), 0)

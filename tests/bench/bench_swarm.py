@@ -15,14 +15,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from peer.config import read_settings
 from protocol.errors import DataError
+from sim.experiment import SwarmSettings
 
 COTERIE = [sys.executable, "-m", "sim"]
 CONFIG = "configs/fashion-mnist.toml"
-REPEATS = 3
+REPEATS = 5
 # What the plain loop doesn't do either.
 WITHOUT_EVALUATION = ["--set", "swarm.local_baseline=false", "--set", "partition.test_examples=20"]
 
@@ -34,7 +37,8 @@ def bench() -> list[dict[str, object]]:
 
 def bench_cpu() -> list[dict[str, object]]:
     """CPU seconds of a whole swarm command against one plain loop of the same work."""
-    ratios, gradient_ratios, swarms, loops = [], [], [], []
+    swarms, loops = [], []
+    ratios: dict[str, list[float]] = {"one": [], "two": [], "gradients": []}
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
@@ -43,18 +47,20 @@ def bench_cpu() -> list[dict[str, object]]:
             )
             work = _work_of(run)
             loop = [sys.executable, str(Path(__file__).with_name("plain_loop.py")), str(run)]
-            both_s = _cpu_seconds([*loop, str(work["differentiated"]), str(work["measured"])])
-            only_s = _cpu_seconds([*loop, str(work["differentiated"]), "0"])
+            loop += [str(work["differentiated"]), str(work["steps"])]
+            loop_s, both_s = (_cpu_seconds([*loop, str(work["measured"])], n) for n in (1, 2))
+            gradients_s = _cpu_seconds([*loop, "0"])
         swarms.append(swarm_s)
-        loops.append(both_s)
-        ratios.append(swarm_s / both_s)
-        gradient_ratios.append(swarm_s / only_s)
+        loops.append(loop_s)
+        for name, seconds in zip(ratios, (loop_s, both_s / 2, gradients_s), strict=True):
+            ratios[name].append(swarm_s / seconds)
     command = "make bench only=swarm"
     return [
         _row("swarm of 8, CPU", swarms, "s", "", command),
-        _row("plain loop, same gradients and measurements, CPU", loops, "s", "", command),
-        _row("swarm / plain loop", ratios, "x", "same gradients and measurements", command),
-        _row("swarm / gradients alone", gradient_ratios, "x", "same gradients only", command),
+        _row("plain loop of the same work, CPU", loops, "s", "", command),
+        _row("swarm / plain loop", ratios["one"], "x", "same gradients and measurements", command),
+        _row("swarm / one of two such loops", ratios["two"], "x", "both cores busy", command),
+        _row("swarm / gradients alone", ratios["gradients"], "x", "same gradients only", command),
     ]
 
 
@@ -104,7 +110,9 @@ def _lines(path: Path) -> int:
 
 
 def _work_of(run: Path) -> dict[str, int]:
-    total = {"measured": 0, "differentiated": 0}
+    settings = read_settings(run / "settings.toml", SwarmSettings)
+    steps = settings.peers * settings.algorithm.steps_after(settings.rounds)
+    total = {"measured": 0, "differentiated": 0, "steps": steps}
     for record in run.glob("peers/*/record.jsonl"):
         for line in record.read_text().splitlines():
             for key, value in json.loads(line)["work"].items():
@@ -112,17 +120,20 @@ def _work_of(run: Path) -> dict[str, int]:
     return total
 
 
-def _cpu_seconds(command: list[str]) -> float:
-    """CPU seconds of a command and of all its descendants, orphans included."""
+def _cpu_seconds(command: list[str], times: int = 1) -> float:
+    """CPU seconds of a command, so many times at once, and of all descendants, orphans included."""
     set_child_subreaper = 36
     ctypes.CDLL(None).prctl(set_child_subreaper, 1)
     others = {child.pid for child in psutil.Process().children()}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    if result.returncode == DataError.exit_code:
-        raise DataError(result.stderr.strip())
-    result.check_returncode()
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    for process in [subprocess.Popen(command, env=environment, **pipes) for _ in range(times)]:
+        _, errors = process.communicate()
+        if process.returncode == DataError.exit_code:
+            raise DataError(errors.strip())
+        if process.returncode:
+            raise RuntimeError(errors.strip())
     while orphans := {child.pid for child in psutil.Process().children()} - others:
         for pid in orphans:
             with contextlib.suppress(ChildProcessError):

@@ -1,6 +1,6 @@
 """The bare arithmetic of a swarm in one plain torch loop: no peers, no processes, no network.
 
-Usage: plain_loop.py RUN GRADIENTS MEASUREMENTS
+Usage: plain_loop.py RUN GRADIENTS STEPS MEASUREMENTS
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 from peer.models import build_model
 
 
-def main(run: Path, num_gradients: int, num_measurements: int) -> None:
+def main(run: Path, num_gradients: int, num_steps: int, num_measurements: int) -> None:
     torch.set_num_threads(1)
     slices = []
     for path in sorted(run.glob("peers/*/data.npz")):
@@ -25,7 +25,6 @@ def main(run: Path, num_gradients: int, num_measurements: int) -> None:
     shape = tuple(slices[0][0].shape[1:])
     models = [build_model("cnn", shape, 10, 0) for _ in slices]
     optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
-    num_steps = sum(len(path.read_text().splitlines()) for path in run.glob("peers/*/record.jsonl"))
     rng = np.random.default_rng(0)
     measured = 0
     for number in range(num_gradients):
@@ -45,4 +44,4 @@ def main(run: Path, num_gradients: int, num_measurements: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))

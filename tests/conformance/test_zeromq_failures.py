@@ -107,6 +107,7 @@ class Proxy:
                 total = sum(self.passed.values())
                 if self.cut_after is not None and total > self.cut_after:
                     self.cut_after = None
+                    await asyncio.sleep(0.05)  # an abort throws away what isn't read yet
                     self.cut()
                     return
                 if self.silent_after is None or total < self.silent_after:

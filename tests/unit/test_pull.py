@@ -52,7 +52,8 @@ class Wire:
     def __init__(self, bits: Bits | None, lost: Sequence[bool], late: bool) -> None:
         self.address = Address(name="ada", endpoint="tcp://127.0.0.1:1", public_key="x" * 40)
         self.window = Window()
-        self.moved_bytes = 0
+        self.offered_bytes: int | None = None
+        self.moved_bytes = self.num_requests = 0
         self._ids = itertools.count(10)
         self._lost = iter(lost)
         self._late = late
@@ -81,6 +82,7 @@ class Wire:
 
     def request(self, message: Message, on_reply: Callable[..., None], body: None = None) -> None:
         self._pending[message.request_id] = on_reply
+        self.num_requests += 1
         self._loop.call_soon(self.served.handle, READER, message, body, self._reply)
 
     def _reply(self, message: Message, body: Any) -> None:
@@ -161,3 +163,19 @@ async def test_asking_before_the_offer_comes_moves_no_byte_too_many(
     assert wire.moved_bytes - before <= share * LAYOUT.size_bytes
     assert held is not None
     assert np.array_equal(held.tensors["count"], snapshot(LAYOUT, 1, seed=1).tensors["count"])
+
+
+async def test_no_more_is_asked_for_than_came_the_last_time() -> None:
+    wire = Wire(4, (), late=True)
+    wire.served.publish(snapshot(LAYOUT))
+    held = await pull(wire, None)
+    wire.window = Window(size_bytes=1 << 20)
+    requests = []
+    for number in range(1, 4):
+        wire.served.publish(snapshot(LAYOUT, number, seed=number))
+        before = wire.num_requests
+        held = await pull(wire, held)
+        requests.append(wire.num_requests - before)
+    # The first differences come where a copy came before, which took several chunks.
+    assert requests[0] > 1
+    assert requests[1:] == [1, 1]
