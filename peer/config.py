@@ -55,6 +55,9 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """File with this peer's secret key, made by `coterie keygen`."""
     allow: str
     """Directory of the public keys (`NAME.pub`) of all peers that may talk to this one."""
+    operators: str = ""
+    """Directory of the public keys of those who may ask for this peer's status, and for nothing
+    else; empty lets nobody."""
     neighbors: dict[str, str] = {}
     """Endpoint of each known peer by its name; `NAME.pub` must be in `allow`."""
     neighbors_file: str = ""

@@ -7,9 +7,10 @@ import faulthandler
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from protocol.discovery.static import StaticDiscovery, check_endpoint
 from protocol.errors import CheckpointError, ConfigError, CoterieError
 from protocol.identity import AllowList, read_key_pair
 from protocol.messages import PeerId
+from protocol.status import Counted, Learning
 from protocol.transport.zeromq import ZeroMQTransport
 
 logger = logging.getLogger(__name__)
@@ -112,6 +114,7 @@ class _Peer:
         self._learner = self._new_learner(self._split)
         self._keys = read_key_pair(resolve(base, network.secret_key))
         self._allowed = AllowList(resolve(base, network.allow))
+        self._operators = AllowList(resolve(base, network.operators)) if network.operators else None
         self._checkpoint_path = state / CHECKPOINT_FILE
         restored = self._restore()
         self._incarnation = _next_incarnation(state / "incarnation")
@@ -133,6 +136,8 @@ class _Peer:
             resolve(base, network.neighbors_file) if network.neighbors_file else None,
             self._keys.peer_id,
         )
+        self._verdicts: Counter[str] = Counter()
+        self._last: RoundFinished | None = None
         self._names: dict[PeerId, str] = {self._keys.peer_id: settings.name}
         self.recorder = Recorder(state / RECORD_FILE, self._names)
         self._before = restored.totals if restored else {}
@@ -167,6 +172,8 @@ class _Peer:
             task=self._learner.task,
             listener=self._daemon,
             bits=settings.algorithm.bits,
+            operators=self._operators,
+            learning=self._learning,
         )
         with stop_signals(self._stopping, self._options.lifeline):
             endpoint = await self._transport.start()
@@ -261,14 +268,31 @@ class _Peer:
         }
         return {key: self._before.get(key, 0) + value for key, value in now.items()}
 
+    def _learning(self) -> Learning:
+        """What operators are told of the learning, as of the last round."""
+        last = self._last
+        return Learning(
+            round_number=self._core.round_number,
+            rounds=self._settings.rounds,
+            loss=last.loss_averages.get(self._keys.peer_id) if last else None,
+            weights=last.collaboration_weights if last else {},
+            counters=tuple(
+                Counted(f"gradients_{verdict}", times)
+                for verdict, times in sorted(self._verdicts.items())
+            ),
+        )
+
     def _round_finished(self, report: RoundReport) -> None:
         now = time.monotonic()
+        self._last = report.finished
+        self._verdicts.update(report.finished.verdicts)
         self.recorder.round_finished(
             report.finished,
             own=self._keys.peer_id,
             validation_accuracy=report.validation_accuracy,
             num_neighbors=len(self._daemon.neighbors),
             totals=self._totals(),
+            counters=asdict(self._transport.counters),
             seconds=report.seconds,
             work=report.work,
         )

@@ -33,7 +33,8 @@ class Recorder:
     `validation_accuracy` of the mixture on the measuring examples; `sampled`; `neighbors`, how
     many are reachable; `bytes_sent` and `bytes_received` so far; `seconds` by phase and in
     `total`; `work`, how many models were measured and differentiated; `gradients` of others,
-    applied or refused by reason.
+    applied or refused by reason; `counters` of the transport since this process started, those that
+    aren't zero (`protocol.transport.interface.Counters`).
 
     Args:
         path: The file; an existing one is appended to.
@@ -54,6 +55,7 @@ class Recorder:
         validation_accuracy: float | None,
         num_neighbors: int,
         totals: Mapping[str, float],
+        counters: Mapping[str, int],
         seconds: Mapping[str, float],
         work: Mapping[str, int],
     ) -> None:
@@ -72,6 +74,7 @@ class Recorder:
             "seconds": {phase: round(value, 5) for phase, value in seconds.items()},
             "work": dict(work),
             "gradients": dict(finished.verdicts),
+            "counters": {name: value for name, value in counters.items() if value},
         }
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()

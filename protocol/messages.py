@@ -253,6 +253,14 @@ class Leave(_Message, frozen=True, kw_only=True):
     """Says goodbye; the one message that is not answered."""
 
 
+class StatusRequest(_Message, frozen=True, kw_only=True):
+    """Asks how a peer is doing; operators alone are answered, and need not say hello."""
+
+
+class StatusReport(_Message, frozen=True, kw_only=True):
+    """Answers `StatusRequest`; the body is a `PeerStatus` in JSON."""
+
+
 Message = (
     Hello
     | Welcome
@@ -269,6 +277,8 @@ Message = (
     | GradientProgress
     | LayoutExchange
     | Leave
+    | StatusRequest
+    | StatusReport
 )
 
 MESSAGES: tuple[type[Message], ...] = (
@@ -287,9 +297,11 @@ MESSAGES: tuple[type[Message], ...] = (
     GradientProgress,
     LayoutExchange,
     Leave,
+    StatusRequest,
+    StatusReport,
 )
 """The kind byte of a message is the position of its type here, from 1; append only."""
 
 WITH_BODY: frozenset[type[Message]] = frozenset(
-    (ModelOffer, Chunk, GradientOffer, GradientChunk, LayoutExchange)
+    (ModelOffer, Chunk, GradientOffer, GradientChunk, LayoutExchange, StatusReport)
 )

@@ -22,6 +22,10 @@ EPILOG = """\
 examples:
   coterie swarm configs/digits.toml      eight peers on this machine learn handwriting
   coterie inspect runs/latest            who collaborates with whom
+  coterie status runs/latest             how its peers are doing now
+  coterie simulate configs/digits.toml   the same peers in one process, reproducibly
+  coterie compare configs/compare-digits.toml
+                                         FedeRiCo beside other methods
   coterie peer alice.toml                one peer, by hand
 
 exit codes: 0 all went well, 1 unforeseen, 2 settings or usage, 3 data or model, 4 keys, 5 address
@@ -36,6 +40,7 @@ _COMMANDS = {
     "compare": ("sim.compare", "compare methods in several regimes, tuned alike"),
     "peer": ("peer.cli", "run one peer in the foreground"),
     "inspect": ("sim.inspect", "show who collaborates with whom in a run"),
+    "status": ("sim.status", "ask running peers how they are doing"),
     "keygen": ("sim.keygen", "make a peer's keys"),
 }
 

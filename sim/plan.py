@@ -6,6 +6,7 @@
                           `coterie simulate RUN/settings.toml` in one process
     RUN/swarm.json        names, rounds, seed, label groups; written last
     RUN/keys/             the allow-list, NAME.pub of every peer
+    RUN/operator.key      may ask the peers for their status, as RUN/operators/ allows it
     RUN/neighbors.toml    endpoint of every peer, once all listen
     RUN/peers/NAME/       config.toml, secret.key, data.npz, then log.txt, ready.json,
                           record.jsonl, checkpoint.safetensors, result.json
@@ -42,6 +43,9 @@ SETTINGS_FILE = "settings.toml"
 SWARM_FILE = "swarm.json"
 NEIGHBORS_FILE = "neighbors.toml"
 KEYS = "keys"
+OPERATORS = "operators"
+OPERATOR_KEY = "operator.key"
+"""In the run folder: the key that may ask its peers for their status."""
 
 
 def make_run(settings: SwarmSettings, base: Path, out: Path | None) -> Path:
@@ -69,6 +73,7 @@ def make_run(settings: SwarmSettings, base: Path, out: Path | None) -> Path:
     folder = _new_folder(settings.name, out)
     settings = _rerunnable(settings, base)
     _write_settings(folder, settings)
+    write_key_pair(generate_key_pair(), folder / OPERATOR_KEY, folder / OPERATORS / "operator.pub")
     for name, part in zip(peer_names(settings.peers), slices, strict=True):
         _lay_out_peer(folder, name, part, settings)
     _write_swarm(folder, settings, slices)
@@ -176,6 +181,7 @@ def _lay_out_peer(folder: Path, name: str, part: Slice, settings: SwarmSettings)
             "federation": folder.name,
             "secret_key": "secret.key",
             "allow": f"../../{KEYS}",
+            "operators": f"../../{OPERATORS}",
             "neighbors_file": f"../../{NEIGHBORS_FILE}",
             "fetch_timeout_s": processes.fetch_timeout_s,
         },

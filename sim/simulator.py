@@ -83,6 +83,7 @@ class Simulator:
             validation_accuracy=report.validation_accuracy,
             num_neighbors=self._simulation.engine.num_neighbors(peer.peer_id),
             totals=totals,
+            counters={},
             seconds=report.seconds,
             work=report.work,
         )

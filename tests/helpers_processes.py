@@ -18,6 +18,8 @@ import tomli_w
 COTERIE = [sys.executable, "-P", "-m", "sim"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
 DEADLINE_S = 60.0
+DIGITS = Path(__file__).parents[1] / "configs" / "digits.toml"
+SMALL = ["--set", "partition.min_examples=20", "--set", "partition.max_examples=30"]
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -42,6 +44,34 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def coterie(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [*COTERIE, *arguments],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def start_swarm(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], Path]:
+    """Start a small swarm; return its launcher and its run folder."""
+    run = folder / "run"
+    command = [*COTERIE, "swarm", str(DIGITS), *SMALL, "--out", str(run), *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return process, run
 
 
 class Peers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import zmq
 import zmq.utils.z85
@@ -11,6 +12,8 @@ import zmq.utils.z85
 from protocol.errors import IdentityError
 from protocol.identity import AllowList, peer_id_of
 from protocol.messages import PeerId
+from protocol.status import RefusedKey
+from protocol.transport.interface import Counters
 from protocol.transport.port import Frames, Port
 from protocol.transport.sockets import ZAP_DOMAIN, ZAP_ENDPOINT, Context
 
@@ -19,6 +22,7 @@ logger = logging.getLogger(__name__)
 # Looking at a long allow-list may cost at most this part of one processor.
 _MAX_SHARE = 0.005
 _LOG_INTERVAL_S = 60.0
+_REMEMBERED_KEYS = 64
 
 
 class Admission:
@@ -63,7 +67,8 @@ class Admission:
             self._fault = ""
         if changed:
             self._peer_ids.clear()
-            logger.info("the allow-list now names %d peers", len(self._allow_list.names()))
+            allow_list = self._allow_list
+            logger.info("%s now names %d keys", allow_list.directory, len(allow_list.names()))
         if self._allow_list.faults != faults:
             for fault in self._allow_list.faults:
                 logger.warning("left out of the allow-list: %s", fault)
@@ -79,14 +84,29 @@ class Doorkeeper:
     The key becomes the `User-Id` of every frame of that connection.
     """
 
-    def __init__(self, context: Context, admission: Admission) -> None:
-        self._admission = admission
-        self._num_refused = 0
+    def __init__(
+        self, context: Context, may_connect: Callable[[str], bool], counters: Counters
+    ) -> None:
+        """Open the door.
+
+        Args:
+            context: The one whose sockets are asked for.
+            may_connect: Whether a z85-encoded key may connect now.
+            counters: Where to count.
+        """
+        self._may_connect = may_connect
+        self._counters = counters
+        self._refused: dict[str, int] = {}
         self._next_log = 0.0
         socket = context.socket(zmq.ROUTER)
         socket.set(zmq.LINGER, 0)
         socket.bind(ZAP_ENDPOINT)
         self._port = Port(socket, self._on_request)
+
+    @property
+    def refused_keys(self) -> tuple[RefusedKey, ...]:
+        """The keys that were refused last, the newest at the end."""
+        return tuple(RefusedKey(*item) for item in self._refused.items())
 
     def close(self) -> None:
         """Stop answering; new connections are then refused."""
@@ -100,7 +120,7 @@ class Doorkeeper:
         public_key = ""
         if domain == ZAP_DOMAIN and mechanism == b"CURVE" and len(rest) == 1 and len(rest[0]) == 32:
             public_key = zmq.utils.z85.encode(rest[0]).decode()
-        if public_key and self._admission.sender(public_key) is not None:
+        if public_key and self._may_connect(public_key):
             verdict = (b"200", b"OK", public_key.encode(), b"")
         else:
             verdict = (b"400", b"not in the allow-list", b"", b"")
@@ -108,7 +128,11 @@ class Doorkeeper:
         self._port.send((route, b"", version, request_id, *verdict))
 
     def _log_refusal(self, public_key: str, address: str) -> None:
-        self._num_refused += 1
+        self._counters.connections_refused += 1
+        if public_key:
+            self._refused[public_key] = self._refused.pop(public_key, 0) + 1
+            if len(self._refused) > _REMEMBERED_KEYS:
+                del self._refused[next(iter(self._refused))]
         now = time.monotonic()
         if now >= self._next_log:
             self._next_log = now + _LOG_INTERVAL_S
@@ -117,5 +141,5 @@ class Doorkeeper:
                 "(%d refused so far)",
                 address,
                 public_key or "of another security mechanism",
-                self._num_refused,
+                self._counters.connections_refused,
             )

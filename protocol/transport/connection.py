@@ -146,7 +146,16 @@ class Connection:
             self.num_transfers -= 1
             self.bulk_used_at = self._loop.time()
 
+    def resumed(self) -> None:
+        """Take note that a transfer goes on after a loss."""
+        self._around.counters.transfers_resumed += 1
+
     # What the transport tells
+
+    @property
+    def reason(self) -> str:
+        """Why the peer isn't reachable; empty when it is."""
+        return str(self._error) if self.state in (State.UNREACHABLE, State.MISFIT) else ""
 
     @property
     def has_idle_bulk(self) -> bool:
@@ -190,6 +199,7 @@ class Connection:
     def lost(self, error: ProtocolError) -> None:
         """Fail all that is pending, count the peer as unreachable and start dialing it again."""
         if self.state is State.READY:
+            self._around.counters.connections_lost += 1
             self._drop(error, State.UNREACHABLE)
             wait_s = error.retry_after_s if isinstance(error, PeerRefused) else 0.0
             self._dial_soon(wait_s)
@@ -270,6 +280,7 @@ class Connection:
                 self._became_ready(await self._attempt.run(number))
                 return
             except ProtocolError as error:
+                self._around.counters.dials_failed += 1
                 misfit = isinstance(error, PeerRefused) and error.code in _MISFITS
                 self._drop(error, State.MISFIT if misfit else State.UNREACHABLE)
                 pause_s = longest_s * self._around.jitter.uniform(0.5, 1.0)

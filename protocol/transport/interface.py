@@ -39,6 +39,12 @@ class Counters:
         requests_refused: Requests of others that were refused.
         malformed: Messages from others that the protocol doesn't allow.
         replies_dropped: Replies that a slow or vanished asker could not take.
+        connections_refused: Connections of keys that are not in the allow-list.
+        connections_lost: Times that a peer that had welcomed us became unreachable.
+        dials_failed: Attempts to reach a peer in vain.
+        transfers_resumed: Transfers that went on after a lost connection or a lost transfer.
+        peers_banned: Times that a peer was refused for its many malformed messages.
+        status_reports: Reports given to operators.
     """
 
     bytes_sent: int = 0
@@ -51,6 +57,12 @@ class Counters:
     requests_refused: int = 0
     malformed: int = 0
     replies_dropped: int = 0
+    connections_refused: int = 0
+    connections_lost: int = 0
+    dials_failed: int = 0
+    transfers_resumed: int = 0
+    peers_banned: int = 0
+    status_reports: int = 0
 
 
 class Listener(Protocol):

@@ -32,6 +32,7 @@ from protocol.messages import (
     Pong,
     Refusal,
     RefusalCode,
+    StatusRequest,
 )
 from protocol.transport.inbox import Inbox, Offload, Reply
 from protocol.transport.interface import Counters
@@ -146,6 +147,9 @@ class Served:
                 self._visitors.left(sender)
             case Ping():
                 reply(Pong(request_id=message.request_id), None)
+            case StatusRequest():
+                text = "your key is not among our operators' (network.operators)"
+                self._refuse_seldom(session, message, reply, RefusalCode.NOT_ALLOWED, text, 0.0)
             case _ if not session.welcomed:
                 self._refuse_seldom(session, message, reply, RefusalCode.NO_HELLO, "say hello", 0.0)
             case ModelRequest():
@@ -169,6 +173,7 @@ class Served:
             session.strikes.popleft()
         if len(session.strikes) >= settings.max_strikes:
             session.strikes.clear()
+            self._counters.peers_banned += 1
             session.banned_until = session.heard_at + settings.ban_s
             self._release(sender)
             logger.warning(

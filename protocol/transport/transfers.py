@@ -67,6 +67,7 @@ class Transfer:
                     resumable = await self._connection.back()
                 if not resumable:
                     raise error.with_traceback(None)
+                self._connection.resumed()
 
     async def _until_broken(self, first_request: Callable[[], None]) -> ProtocolError | None:
         self._ended = self._loop.create_future()

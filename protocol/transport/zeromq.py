@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,7 +37,10 @@ from protocol.messages import (
     PeerId,
     Refusal,
     RefusalCode,
+    StatusReport,
+    StatusRequest,
 )
+from protocol.status import Counted, Learning, MemberStatus, PeerStatus, encode_status
 from protocol.tensors import Layout
 from protocol.transport.admission import Admission, Doorkeeper
 from protocol.transport.connection import Connection, State
@@ -85,6 +89,8 @@ class ZeroMQTransport:
         listener: Listener,
         bits: Bits | None = None,
         settings: TransportSettings | None = None,
+        operators: AllowList | None = None,
+        learning: Callable[[], Learning] = Learning,
     ) -> None:
         """Take the settings; nothing is opened before `start`.
 
@@ -103,6 +109,8 @@ class ZeroMQTransport:
             bits: The width of the codec for what we send to who can read it; None sends all as it
                 is. What others send is read in any case.
             settings: Deadlines and limits.
+            operators: Who may ask for our status, and for nothing else; None lets nobody.
+            learning: Tells operators how far the learning is.
 
         Raises:
             ConfigError: An endpoint is malformed, or what would be advertised is a wildcard.
@@ -126,6 +134,8 @@ class ZeroMQTransport:
         self._bits: Bits | None = bits
         self._listener = listener
         self._settings = settings or TransportSettings()
+        self._operators = operators
+        self._learning = learning
         self._feedbacks = Feedbacks(layout.gradient, bits, self._settings.max_feedback_bytes)
         self._pool = BufferPool(self._settings.buffer_idle_s)
         self._addresses: dict[PeerId, Address] = {}
@@ -151,7 +161,8 @@ class ZeroMQTransport:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verify")
         router, port = await self._bind()
         endpoint = str(advertised(self._listen, self._advertise, port))
-        credentials = self._describe(advertise=endpoint)
+        self._credentials = credentials = self._describe(advertise=endpoint)
+        self._began = self._loop.time()
         self._served = Served(
             credentials=credentials,
             bits=self._bits,
@@ -182,9 +193,13 @@ class ZeroMQTransport:
     async def _bind(self) -> tuple[zmq.Socket[bytes], int]:
         """Open the door; return the socket and the real port."""
         self._context = make_context()
-        self._admission = Admission(self._allow_list, self._settings.allow_list_interval_s)
+        interval_s = self._settings.allow_list_interval_s
+        self._admission = Admission(self._allow_list, interval_s)
+        self._oversight = None
+        if self._operators is not None:
+            self._oversight = Admission(self._operators, interval_s)
         # The order matters: bound without an answering ZAP handler, a CURVE server admits anyone.
-        self._doorkeeper = Doorkeeper(self._context, self._admission)
+        self._doorkeeper = Doorkeeper(self._context, self._may_connect, self.counters)
         router = make_listener(self._context, self._key_pair)
         try:
             return router, await bind(router, self._listen, self._settings.bind_retry_s)
@@ -355,7 +370,11 @@ class ZeroMQTransport:
             if sender is not None:
                 self._served.strike(sender, str(error))
             return
-        if sender is None:
+        if isinstance(message, StatusRequest) and self._is_operator(public_key):
+            self.counters.status_reports += 1
+            report = StatusReport(request_id=message.request_id)
+            reply(report, encode_status(self.status()))
+        elif sender is None:
             self._shut_out(public_key, message, reply)
         else:
             self._served.handle(sender, message, body, reply)
@@ -390,6 +409,47 @@ class ZeroMQTransport:
             ),
             None,
         )
+
+    # What operators ask
+
+    def _is_operator(self, public_key: str) -> bool:
+        return self._oversight is not None and self._oversight.sender(public_key) is not None
+
+    def _may_connect(self, public_key: str) -> bool:
+        return self._admission.sender(public_key) is not None or self._is_operator(public_key)
+
+    def status(self) -> PeerStatus:
+        """Return how we are doing."""
+        ours, learning = self._credentials, self._learning()
+        members = [
+            MemberStatus(
+                peer_id=peer_id,
+                name=connection.address.name,
+                endpoint=connection.address.endpoint,
+                public_key=connection.address.public_key,
+                state=connection.state.name.lower(),
+                reason=connection.reason[:512],
+            )
+            for peer_id, connection in self._connections.items()
+        ]
+        return PeerStatus(
+            peer_id=self._peer_id,
+            name=ours.name,
+            federation=ours.federation_id,
+            endpoint=ours.advertise,
+            incarnation=ours.incarnation,
+            running_s=round(self._loop.time() - self._began, 3),
+            round_number=learning.round_number,
+            rounds=learning.rounds,
+            loss=learning.loss,
+            weights=learning.largest(),
+            members=tuple(sorted(members, key=lambda member: member.name)),
+            num_members=len(members),
+            counters=(*map(Counted._make, asdict(self.counters).items()), *learning.counters),
+            refused_keys=self._doorkeeper.refused_keys,
+        )
+
+    # What peers tell of themselves
 
     def arrived(self, peer_id: PeerId) -> None:
         """Dial a peer that has introduced itself, if it was thought unreachable."""

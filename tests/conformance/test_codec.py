@@ -31,6 +31,8 @@ from protocol.messages import (
     Pong,
     Refusal,
     RefusalCode,
+    StatusReport,
+    StatusRequest,
     Version,
     Welcome,
 )
@@ -93,6 +95,8 @@ EXAMPLES: list[tuple[Message, bytes | None]] = [
     (GradientProgress(request_id=7, transfer_id=2**60, received_bytes=128), None),
     (LayoutExchange(request_id=8), b'["digits",[]]'),
     (Leave(request_id=9), None),
+    (StatusRequest(request_id=10), None),
+    (StatusReport(request_id=10), b"{}"),
     (
         ModelOffer(
             request_id=4,
@@ -192,6 +196,8 @@ GOLDEN = {
     ),
     "LayoutExchange": ("434f010e 81aa726571756573745f696408 5b22646967697473222c5b5d5d"),
     "Leave": ("434f010f 81aa726571756573745f696409"),
+    "StatusRequest": ("434f0110 81aa726571756573745f69640a"),
+    "StatusReport": ("434f0111 81aa726571756573745f69640a 7b7d"),
     "ModelOffer codec-4": (
         "434f0107 88aa726571756573745f696404a776657273696f6e9207cd012caa73697a655f6279746573"
         "cd2328a6646967657374b030313233343536373839616263646566a7667269656e647390a8656e636f6"

@@ -11,36 +11,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers_processes import COTERIE, DEADLINE_S, ENVIRONMENT, is_running, rounds_of, until
-
-DIGITS = Path(__file__).parents[2] / "configs" / "digits.toml"
-SMALL = ["--set", "partition.min_examples=20", "--set", "partition.max_examples=30"]
-
-
-def coterie(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COTERIE, *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-
-
-def start_swarm(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], Path]:
-    run = folder / "run"
-    command = [*COTERIE, "swarm", str(DIGITS), *SMALL, "--out", str(run), *arguments]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return process, run
+from helpers_processes import (
+    COTERIE,
+    DEADLINE_S,
+    DIGITS,
+    ENVIRONMENT,
+    SMALL,
+    coterie,
+    is_running,
+    rounds_of,
+    start_swarm,
+    until,
+)
 
 
 def pids_of(run: Path) -> list[int]:

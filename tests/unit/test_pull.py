@@ -105,6 +105,8 @@ class Wire:
 
     def suspect(self, since: float) -> None: ...
 
+    def resumed(self) -> None: ...
+
     async def back(self) -> bool:
         return True
 
