@@ -7,6 +7,7 @@ holds the rest as JSON under `coterie`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from peer.exploration import ExplorerState
 from protocol.errors import CheckpointError
 from protocol.messages import ModelSnapshot, PeerId, Version
 from protocol.tensors import Array, Layout, Tensors
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 2
 _Entries = dict[str, dict[str, Any]]
@@ -57,7 +60,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
-    """Write a checkpoint beside the old one, then take its place.
+    """Write a checkpoint beside the old one, then take its place; that one stays as the one before.
 
     Raises:
         CheckpointError: The file can't be written.
@@ -88,9 +91,39 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
         safetensors.serialize_file(_specs_of(arrays), partial, {"coterie": json.dumps(metadata)})
         with partial.open("rb") as file:
             os.fsync(file.fileno())
+        if path.exists():
+            path.replace(_before(path))
         partial.replace(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} can't be written: {error}") from error
+
+
+def load_newest(path: Path, layout: Layout, task: str) -> Checkpoint | None:
+    """Read the newest checkpoint that can be used; one that can't is moved aside and named.
+
+    Returns:
+        The checkpoint, or None where none was ever written.
+
+    Raises:
+        CheckpointError: None of those that are there can be used; they stay where they are.
+    """
+    fault: CheckpointError | None = None
+    for candidate in (path, _before(path)):
+        if not candidate.exists():
+            continue
+        try:
+            checkpoint = load_checkpoint(candidate, layout, task)
+        except CheckpointError as error:
+            fault = fault or error
+            continue
+        if fault is not None:
+            damaged = path.with_name(f"{path.name}.damaged")
+            path.replace(damaged)
+            logger.warning("%s: it is now %s, and the checkpoint before it is used", fault, damaged)
+        return checkpoint
+    if fault is not None:
+        raise fault
+    return None
 
 
 def load_checkpoint(path: Path, layout: Layout, task: str) -> Checkpoint:
@@ -116,6 +149,10 @@ def load_checkpoint(path: Path, layout: Layout, task: str) -> Checkpoint:
         raise CheckpointError(
             f"{path} can't be used ({type(error).__name__}: {error}): move it away to begin anew"
         ) from error
+
+
+def _before(path: Path) -> Path:
+    return path.with_name(f"{path.name}.before")
 
 
 def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) -> Checkpoint:

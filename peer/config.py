@@ -83,8 +83,9 @@ class PeerSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_field
     """Shortest time for a round; 0 learns as fast as it can."""
     state: str = ""
     """Folder for checkpoint, records and result; empty means `state/NAME` beside the config."""
-    checkpoint_every_s: Positive = 30.0
-    """Seconds between checkpoints; there is always one at the end."""
+    checkpoint_every_s: Positive = 1.0
+    """Shortest time between checkpoints, and so about as much as a kill can cost; more where saving
+    a large model would take over a hundredth of the time. There is always one at the end."""
     local_baseline: bool = False
     """Whether to train local-only too at the end, for comparison."""
     network: NetworkSettings

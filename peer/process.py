@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from peer.assembly import new_learner, split_examples, without_holdout
-from peer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from peer.checkpoint import Checkpoint, load_newest, save_checkpoint
 from peer.config import PeerSettings, resolve
 from peer.core import PeerCore, PeerSnapshot
 from peer.daemon import Daemon, RoundReport
@@ -51,6 +51,7 @@ from protocol.transport.zeromq import ZeroMQTransport
 logger = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
+_MOST_OF_TIME_SAVING = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,7 @@ class _Peer:
         self._stopping = asyncio.Event()
         self._began = time.monotonic()
         self._checkpointed = self._began
+        self._saving_s = 0.0
         self._told = self._began
         self._daemon: Daemon
         self._transport: ZeroMQTransport
@@ -299,7 +301,9 @@ class _Peer:
         if now - self._told >= PROGRESS_S:
             self._told = now
             self._log_progress(report.finished, report.validation_accuracy)
-        if now - self._checkpointed >= self._settings.checkpoint_every_s:
+        if now - self._checkpointed >= max(
+            self._settings.checkpoint_every_s, self._saving_s / _MOST_OF_TIME_SAVING
+        ):
             self._checkpointed = now
             snapshot = self._core.snapshot()
             self._daemon.submit(lambda: self._save(snapshot))
@@ -358,18 +362,18 @@ class _Peer:
         )
 
     def _restore(self) -> Checkpoint | None:
-        if not self._checkpoint_path.exists():
+        checkpoint = load_newest(self._checkpoint_path, self._learner.layout, self._learner.task)
+        if checkpoint is None:
             return None
-        checkpoint = load_checkpoint(
-            self._checkpoint_path, self._learner.layout, self._learner.task
-        )
         self._learner.restore(checkpoint.core.model.tensors, checkpoint.optimizer)
         logger.info("resuming from round %d", checkpoint.core.round_number)
         return checkpoint
 
     def _save(self, core: PeerSnapshot) -> None:
         checkpoint = Checkpoint(core, self._learner.optimizer_state(), self._totals())
+        began = time.monotonic()
         save_checkpoint(self._checkpoint_path, checkpoint, self._learner.task)
+        self._saving_s = time.monotonic() - began
 
     def _tell_ready(self, endpoint: str) -> None:
         facts = {

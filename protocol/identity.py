@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,7 @@ def _decode(key: str, where: str) -> bytes:
         if len(key) != _KEY_CHARACTERS:
             raise ValueError(f"it has {len(key)} characters")
         return zmq.utils.z85.decode(key)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, struct.error) as error:
         raise IdentityError(
             f"{where} is not a CURVE key of {_KEY_CHARACTERS} z85 characters ({error})"
         ) from error

@@ -27,8 +27,8 @@ class SwarmProcessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """When all others have finished, a peer that records nothing for so long is given up."""
     fetch_timeout_s: Positive = 5.0
     """Longest wait for a model; a peer that hangs costs the others this once."""
-    checkpoint_every_s: Positive = 30.0
-    """Seconds between a peer's checkpoints."""
+    checkpoint_every_s: Positive = 1.0
+    """Shortest time between a peer's checkpoints."""
 
 
 class SwarmSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

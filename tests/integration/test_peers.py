@@ -177,17 +177,32 @@ def test_a_port_in_use_is_named(peers: Peers):
     assert endpoint.rpartition(":")[2] in result.stderr
 
 
-def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(peers: Peers):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(peers: Peers):
     peers.make("alice")
-    alone = ["--set", "network.neighbors_file=", "--rounds", "3"]
-    assert run_peer(peers.folder, "alice.toml", *alone).returncode == 0
+    alone = ["--set", "network.neighbors_file=", "--rounds"]
+    assert run_peer(peers.folder, "alice.toml", *alone, "3").returncode == 0
     checkpoint = peers.folder / "state" / "alice" / "checkpoint.safetensors"
     damaged = checkpoint.read_bytes()[:-50]
     checkpoint.write_bytes(damaged)
+    result = run_peer(peers.folder, "alice.toml", *alone, "6")
+    assert result.returncode == 0
+    assert "the checkpoint before it is used" in result.stderr
+    assert "resuming from round" in result.stderr
+    assert checkpoint.with_name(f"{checkpoint.name}.damaged").read_bytes() == damaged
+
+
+def test_where_no_checkpoint_can_be_used_the_peer_says_so_and_nothing_is_lost(peers: Peers):
+    peers.make("alice")
+    alone = ["--set", "network.neighbors_file=", "--rounds", "3"]
+    assert run_peer(peers.folder, "alice.toml", *alone).returncode == 0
+    checkpoints = sorted((peers.folder / "state" / "alice").glob("checkpoint*"))
+    for path in checkpoints:
+        path.write_bytes(path.read_bytes()[:-50])
+    before = {path: path.read_bytes() for path in checkpoints}
     result = run_peer(peers.folder, "alice.toml", *alone)
     assert result.returncode == 6
     assert "move it away to begin anew" in result.stderr
-    assert checkpoint.read_bytes() == damaged
+    assert before == {path: path.read_bytes() for path in checkpoints}
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import peer_id
 from safetensors.numpy import load_file
 
 from peer.acquaintances import KeptModel
-from peer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from peer.checkpoint import Checkpoint, load_checkpoint, load_newest, save_checkpoint
 from peer.core import PeerSnapshot
 from peer.exploration import ExplorerState
 from protocol.errors import CheckpointError
@@ -117,3 +119,30 @@ def test_an_old_checkpoint_survives_a_failed_write(tmp_path):
     with pytest.raises(CheckpointError, match="can't be written"):
         save_checkpoint(tmp_path / "nowhere" / "c.safetensors", checkpoint(), TASK)
     assert path.read_bytes() == before
+
+
+def test_of_two_checkpoints_the_newest_that_can_be_used_is_read(tmp_path, caplog):
+    path = tmp_path / "checkpoint.safetensors"
+    assert load_newest(path, LAYOUT, TASK) is None
+    first = checkpoint()
+    second = dataclasses.replace(first, core=dataclasses.replace(first.core, round_number=8))
+    save_checkpoint(path, first, TASK)
+    save_checkpoint(path, second, TASK)
+    newest = load_newest(path, LAYOUT, TASK)
+    assert newest is not None
+    assert newest.core.round_number == 8
+    path.write_bytes(path.read_bytes()[:-1])
+    fallen_back = load_newest(path, LAYOUT, TASK)
+    assert fallen_back is not None
+    assert fallen_back.core == first.core
+    assert "the checkpoint before it is used" in caplog.text
+    save_checkpoint(path, second, TASK)  # the damaged one must not take the place of the good one
+    path.unlink()
+    assert load_newest(path, LAYOUT, TASK).core == first.core
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, checkpoint(), TASK)
+    path.rename(f"{path}.before")
+    assert load_newest(path, LAYOUT, TASK).core == checkpoint().core

@@ -57,7 +57,7 @@ def test_a_secret_key_that_others_can_read_is_refused(tmp_path: Path, mode: int)
         read_key_pair(secret)
 
 
-@pytest.mark.parametrize("text", ["", "short", "x" * 41, "\\" * 40, "ü" * 40])
+@pytest.mark.parametrize("text", ["", "short", "x" * 41, "\\" * 40, "ü" * 40, "#" * 40])
 def test_a_malformed_key_is_refused(tmp_path: Path, text: str) -> None:
     secret = tmp_path / "a.key"
     secret.write_text(text)
