@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.data import Split
+from peer.nearest import Embeddings
 from protocol.tensors import Layout, Tensors
 
 Probabilities = npt.NDArray[np.float32]
@@ -128,6 +129,9 @@ class Learner(Protocol):
 
     def predict(self, model: Tensors, inputs: npt.NDArray[np.float32]) -> Probabilities:
         """Predict with any model on any inputs."""
+
+    def embed(self, model: Tensors, inputs: npt.NDArray[np.float32]) -> Embeddings:
+        """Return what any model makes of any inputs before its head, (num_examples, dim) in f32."""
 
     def optimizer_state(self) -> Mapping[str, npt.NDArray[np.float32]]:
         """Return the optimizer's state by name, to be saved."""

@@ -62,8 +62,9 @@ class NearestSearch:
         self._scale = np.float32(2.0 ** int(np.clip(exponent, -126, 126)))
         # The middle decides how much cancels, never what is found: a sample's median will do.
         sample = points[:: max(1, len(points) // 1024)]
-        middle = np.median(sample, axis=0) if len(sample) else np.zeros(points.shape[1])
-        self._middle = middle.astype(np.float32) * self._scale
+        if not len(sample):
+            sample = np.zeros((1, points.shape[1]), np.float32)
+        self._middle = np.median(sample * self._scale, axis=0).astype(np.float32)
         moved = self._moved(points)
         # (dim + 1) products of f32 added in any order, and the roundings of the moved points
         self._slack = 1.01 * _UNIT * (points.shape[1] + 16)
@@ -116,7 +117,8 @@ class NearestSearch:
         return best
 
     def _moved(self, points: Embeddings) -> Embeddings:
-        return points * self._scale - self._middle
+        moved: Embeddings = points * self._scale - self._middle
+        return moved
 
     def _asked(
         self, queries: Embeddings
@@ -132,7 +134,7 @@ class NearestSearch:
         moved[too_far] = 0.0
         asked = np.ones((moved.shape[1] + 1, len(moved)), np.float32)
         asked[:-1] = -2 * moved.T
-        asked[-1, too_far] = 0.0  # even an infinite square times it must stay below infinity
+        asked[-1, too_far] = 0.0
         return asked, _squared_norms(moved), too_far
 
     def _limits(self, squares: _Squares, norms: npt.NDArray[np.float64]) -> Embeddings:

@@ -14,8 +14,10 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from peer.data import Examples, Split
+from peer.head import embeddings_of, find_head
 from peer.hooks import ForeignCode
 from peer.learner import Batch, Gradient, Measurement, Probabilities, TrainingSettings
+from peer.nearest import Embeddings
 from protocol.errors import CheckpointError, ModelError
 from protocol.tensors import Layout, Tensors, TensorSpec, allocate
 
@@ -92,6 +94,7 @@ class TorchLearner:
         self._owned = {name: own[name].requires_grad_() for name in self._trainable}
         self._buffers = {name: own[name] for name in own if name not in trainable}
         self._optimizer = self._new_optimizer()
+        self._head: nn.Module | None = None
         self._check(num_classes)
 
     @property
@@ -180,6 +183,25 @@ class TorchLearner:
         self._work.load(model)
         logits = self._forward(torch.from_numpy(inputs).to(self._device))
         return _to_numpy(torch.softmax(logits, dim=1))
+
+    def embed(self, model: Tensors, inputs: npt.NDArray[np.float32]) -> Embeddings:
+        """Return what comes into the last module with trainable parameters, flattened, in f32.
+
+        Raises:
+            ModelError: It can't be told which module that is, or what comes into it.
+        """
+        self._work.load(model)
+        if self._head is None:
+            self._head = find_head(self._module, self._forward, self._fit[0][:1])
+        with embeddings_of(self._head) as gathered:
+            self._forward(torch.from_numpy(inputs).to(self._device))
+        embeddings = _to_numpy(torch.cat(gathered))
+        if len(embeddings) != len(inputs):
+            raise ModelError(
+                f"the model's head takes {len(embeddings)} rows for {len(inputs)} examples: let "
+                "its last module take one row an example, or leave out personalization.kind"
+            )
+        return embeddings
 
     def optimizer_state(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return `<parameter>/<moment>` arrays of the optimizer."""

@@ -80,6 +80,7 @@ class Peers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.prefix: dict[str, list[str]] = {}
 
     def make(self, *names: str, **settings: object) -> None:
         """Write keys and configs; the ports are told by ready files into a neighbors file."""
@@ -105,7 +106,15 @@ class Peers:
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         (self.folder / f"{name}.ready").unlink(missing_ok=True)
-        command = [*COTERIE, "peer", f"{name}.toml", "--ready-file", f"{name}.ready", *arguments]
+        command = [
+            *self.prefix.get(name, []),
+            *COTERIE,
+            "peer",
+            f"{name}.toml",
+            "--ready-file",
+            f"{name}.ready",
+            *arguments,
+        ]
         log = (self.folder / f"{name}.log").open("a")
         with log:
             process = subprocess.Popen(

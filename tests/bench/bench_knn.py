@@ -1,0 +1,157 @@
+"""How fast a datastore is searched, beside faiss's flat index, and built, beside a forward pass.
+
+All on one thread, in a process of its own: arithmetic libraries read that number when they start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from peer.data import Examples, Split
+from peer.datastore import Datastore, DatastoreSettings
+from peer.learner import TrainingSettings
+from peer.models import build_model
+from peer.nearest import NearestSearch
+from peer.torch_learner import TorchLearner
+
+try:
+    import faiss
+except ImportError:  # the extra `ann`
+    faiss = None
+
+COMMAND = "make bench only=knn"
+POINTS = 100_000
+DIM = 128
+QUERIES = 256
+K_NEAREST = 10
+REPEATS = 15
+EXAMPLES = 5_000
+FAISS = {"at its best": 20, "as it comes": None}
+"""From how many queries on faiss multiplies matrices; as it comes it doesn't with 256."""
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+
+
+def bench() -> list[dict[str, object]]:
+    """Return all rows of this module."""
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, __file__],
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    rows: list[dict[str, object]] = json.loads(run.stdout)
+    return rows
+
+
+def search_rows() -> Iterator[dict[str, object]]:
+    """Yield how many queries a second are answered, by what the points are like."""
+    rng = np.random.default_rng(0)
+    even = rng.standard_normal((POINTS + QUERIES, DIM), dtype=np.float32)
+    centers = 4 * rng.standard_normal((10, DIM), dtype=np.float32)
+    shapes = {
+        "even": even,
+        "in ten clusters, rectified": np.maximum(even + centers[rng.integers(0, 10, len(even))], 0),
+    }
+    for shape, everything in shapes.items():
+        points, queries = everything[:POINTS], everything[POINTS:]
+        search = NearestSearch(points)
+        calls: dict[str, Callable[[], Any]] = {"ours": partial(search.find, queries, K_NEAREST)}
+        calls |= faiss_calls(points, queries)
+        taken = times_of(calls)
+        ours = [QUERIES / seconds for seconds in taken.pop("ours")]
+        ratios = "; ".join(
+            f"{statistics.median(ours) / (QUERIES / statistics.median(theirs)):.0%} of {name}"
+            for name, theirs in taken.items()
+        )
+        name = f"exact search, {POINTS:,} x {DIM}, {shape}, {QUERIES} queries, k = {K_NEAREST}"
+        yield row(name, ours, "queries/s", ratios or "faiss is not installed: extra ann")
+
+
+def faiss_calls(points: Any, queries: Any) -> dict[str, Callable[[], Any]]:
+    """Return searches of faiss's flat index, if it is there."""
+    if faiss is None:
+        return {}
+    faiss.omp_set_num_threads(1)
+    index = faiss.IndexFlatL2(points.shape[1])
+    index.add(points)
+    usual = faiss.cvar.distance_compute_blas_threshold
+
+    def call(threshold: int | None) -> Any:
+        faiss.cvar.distance_compute_blas_threshold = threshold or usual
+        return index.search(queries, K_NEAREST)
+
+    return {f"faiss's flat index {how}": partial(call, t) for how, t in FAISS.items()}
+
+
+def build_row() -> dict[str, object]:
+    """Return how much longer building a store takes than the forward pass that it needs."""
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    inputs = rng.random((EXAMPLES, 1, 28, 28), dtype=np.float32)
+    examples = Examples(inputs, rng.integers(0, 10, EXAMPLES))
+    few = examples.take(np.arange(64))
+    learner = TorchLearner(
+        build_model("cnn", (1, 28, 28), 10, 0),
+        Split(fit=few, holdout=few, test=few),
+        10,
+        TrainingSettings(),
+    )
+    model = learner.parameters()
+
+    def build() -> None:
+        embeddings = learner.embed(model, examples.inputs)
+        store = Datastore(DatastoreSettings(), embeddings.shape[1], 10, rng)
+        store.add(embeddings, examples.labels)
+        store.nearest(embeddings[:1], 1)
+
+    calls = {"build": build, "forward": lambda: learner.predict(model, examples.inputs)}
+    taken = times_of(calls)
+    more = [
+        100 * (build / forward - 1)
+        for build, forward in zip(taken["build"], taken["forward"], strict=True)
+    ]
+    forward_s = statistics.median(taken["forward"])
+    name = f"building a store of {EXAMPLES:,} images (cnn), over the forward pass"
+    return row(name, more, "%", f"the forward pass alone: {forward_s:.2f} s")
+
+
+def times_of(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Return seconds of each call, taken in turns so that a busy machine is alike to all."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(REPEATS + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if repeat:  # the first one warms up
+                taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def row(name: str, values: list[float], unit: str, compared_with: str) -> dict[str, object]:
+    return {
+        "name": name,
+        "value": round(statistics.median(values), 1),
+        "spread": [round(min(values), 1), round(max(values), 1)],
+        "unit": unit,
+        "compared_with": compared_with,
+        "command": COMMAND,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([*search_rows(), build_row()], indent=2))
