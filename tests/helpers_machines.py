@@ -1,4 +1,4 @@
-"""Machines that share nothing but a cable: network namespaces, joined by a pair of virtual cards."""
+"""Machines that share nothing but a cable: network namespaces with a pair of virtual cards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Machines:
 
     def up(self) -> None:
         """Make both, and plug the cable in."""
-        for name, space in self.spaces.items():
+        for space in self.spaces.values():
             _run("ip", "netns", "add", space)
             hosts = Path("/etc/netns") / space / "hosts"
             hosts.parent.mkdir(parents=True, exist_ok=True)
