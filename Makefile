@@ -41,6 +41,10 @@ lint: $(INSTALLED)
 bench: $(INSTALLED) ## Measure speed and memory; writes bench.json (only=transport or only=swarm)
 	$(BIN)/python tests/bench/run.py $(only)
 
+.PHONY: faults
+faults: $(INSTALLED) ## Let peers be killed, frozen, flooded and poisoned; 25 minutes (only=churn for one)
+	$(BIN)/python tests/faults/run.py $(only)
+
 PAPER := $(wildcard configs/paper/*.toml)
 
 .PHONY: paper

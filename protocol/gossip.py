@@ -26,6 +26,7 @@ MAX_INCARNATION = 2**60
 
 Id = Annotated[PeerId, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Place = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,32}$")]
+Accuser = Annotated[PeerId, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 
 
 class Standing(IntEnum):
@@ -56,7 +57,7 @@ class MemberUpdate(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
     incarnation: Annotated[int, msgspec.Meta(ge=0, le=MAX_INCARNATION)]
     standing: Standing
-    accuser: Place = ""
+    accuser: Accuser = PeerId("")
 
     @property
     def address(self) -> Address:
@@ -178,14 +179,7 @@ class LeaveRequested:
 
 
 Event = (
-    Tick
-    | AllowedChanged
-    | SeedsChanged
-    | Asked
-    | Answered
-    | Failed
-    | SaidGoodbye
-    | LeaveRequested
+    Tick | AllowedChanged | SeedsChanged | Asked | Answered | Failed | SaidGoodbye | LeaveRequested
 )
 
 

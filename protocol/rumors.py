@@ -21,7 +21,8 @@ class Rumors:
     """A queue of updates, those told the fewest times first, newer ones before older.
 
     An update is told `multiplier * ceil(log10(num_members + 1))` times (SWIM, section 4.1), or
-    until there is a newer one of the same member.
+    until there is a newer one of the same member. Answers don't count: whoever was paused answers
+    many that wait no longer.
 
     Args:
         multiplier: Of the number of times.
@@ -48,8 +49,10 @@ class Rumors:
         """Return how often each is told among so many members, this peer among them."""
         return self._multiplier * math.ceil(math.log10(num_members + 1))
 
-    def tell(self, num_members: int, first: MemberUpdate | None = None) -> tuple[MemberUpdate, ...]:
-        """Return what to tell now, `first` before all, and count it as told."""
+    def tell(
+        self, num_members: int, first: MemberUpdate | None = None, *, counts: bool = True
+    ) -> tuple[MemberUpdate, ...]:
+        """Return what to tell now, `first` before all; where it `counts`, count it as told."""
         chosen = [] if first is None else [first]
         waiting = (
             rumor
@@ -61,7 +64,7 @@ class Rumors:
             MAX_UPDATES - len(chosen), waiting, key=lambda each: (each.times, -each.order)
         ):
             chosen.append(rumor.update)
-            rumor.times += 1
+            rumor.times += counts
             if rumor.times >= limit:
                 del self._rumors[rumor.update.peer_id]
         return tuple(chosen)

@@ -44,13 +44,14 @@ class SuspicionLimits:
         if self.confirmations == 0:
             return self.shortest_s
         share = math.log(confirmed + 1) / math.log(self.confirmations + 1)
-        return max(
-            self.shortest_s, self.longest_s - share * (self.longest_s - self.shortest_s)
-        )
+        return max(self.shortest_s, self.longest_s - share * (self.longest_s - self.shortest_s))
 
 
 class Suspicion:
     """One member's suspicion, shortened by each other peer that shares it.
+
+    Attributes:
+        deadline: When the suspect is to be taken for dead.
 
     Args:
         limits: How long it may last.
@@ -62,19 +63,17 @@ class Suspicion:
         self._limits = limits
         self._accusers = {accuser}
         self._started = now
-
-    @property
-    def deadline(self) -> float:
-        """When the suspect is to be taken for dead."""
-        return self._started + self._limits.timeout_s(len(self._accusers) - 1)
+        self.deadline = now + limits.timeout_s(0)
 
     def confirm(self, accuser: PeerId) -> bool:
         """Take note of who else suspects; say whether that counts."""
         if accuser in self._accusers or len(self._accusers) > self._limits.confirmations:
             return False
         self._accusers.add(accuser)
+        self.deadline = self._started + self._limits.timeout_s(len(self._accusers) - 1)
         return True
 
     def put_off(self, by_s: float) -> None:
         """Let time not count in which this peer could not have heard the suspect."""
         self._started += by_s
+        self.deadline += by_s

@@ -1,0 +1,181 @@
+"""The faults that a federation must survive, each a function from how long to what was seen."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from field import Field, is_finite, mean_accuracy, percentile, row
+
+DIGITS = Path(__file__).parents[2] / "configs" / "digits.toml"
+FLOODER = Path(__file__).with_name("flooder.py")
+FETCH_TIMEOUT_S = 2.0
+Rows = list[dict[str, Any]]
+
+
+@contextmanager
+def field(peers: int, rounds: int, *overrides: str, min_round_s: float = 0.0) -> Iterator[Field]:
+    """Peers with digits, in a folder of their own."""
+    wanted = [f"peers={peers}", f"rounds={rounds}", "swarm.local_baseline=false"]
+    wanted.append(f"swarm.fetch_timeout_s={FETCH_TIMEOUT_S}")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Field(Path(folder) / "run", DIGITS, [*wanted, *overrides], min_round_s=min_round_s) as made,
+    ):
+        yield made
+
+
+def churn(seconds: float = 300.0, peers: int = 16, pause_s: float = 5.0) -> Rows:
+    """One random peer is killed every few seconds, and started again as many seconds later."""
+    min_round_s, rng = 0.25, random.Random(0)
+    rounds = round(seconds / min_round_s)
+    accuracies, longest = {}, {}
+    for disturbed in (False, True):
+        with field(peers, rounds, min_round_s=min_round_s) as swarm:
+            swarm.start(*swarm.names)
+            killed: dict[str, list[int]] = {name: [] for name in swarm.names}
+            began = time.monotonic()
+            while disturbed and time.monotonic() - began < seconds:
+                victim = rng.choice([n for n in swarm.names if n not in swarm.results([n])])
+                swarm.signal(signal.SIGKILL, victim)
+                killed[victim].append(len(swarm.rounds(victim)))
+                time.sleep(pause_s)
+                swarm.start(victim)
+                time.sleep(pause_s)
+            results = swarm.until_finished(swarm.names, 2 * seconds + 120)
+            accuracies[disturbed] = mean_accuracy(results)
+            longest[disturbed] = [
+                each["seconds"]["total"]
+                for name in swarm.names
+                for number, each in enumerate(swarm.rounds(name))
+                if number > 0 and number not in killed[name]  # the first after a start is no round
+            ]
+    bound = 2 * percentile(longest[False], 95) + FETCH_TIMEOUT_S
+    return [
+        row("churn: longest round of a survivor", max(longest[True]), bound, "s"),
+        row("churn: fall of mean accuracy", accuracies[False] - accuracies[True], 0.01),
+    ]
+
+
+def freeze(seconds: float = 20.0, peers: int = 8) -> Rows:
+    """All peers are stopped at once and resumed: nobody stays dead."""
+    with field(peers, 1_000_000, min_round_s=0.05) as swarm:
+        swarm.start(*swarm.names)
+        swarm.until(
+            lambda: all(len(swarm.rounds(name)) > 20 for name in swarm.names), "all learn", 60
+        )
+        swarm.signal(signal.SIGSTOP, *swarm.names)
+        time.sleep(seconds)
+        at = {name: len(swarm.rounds(name)) for name in swarm.names}
+        swarm.signal(signal.SIGCONT, *swarm.names)
+
+        def whole() -> bool:
+            newest = {name: swarm.rounds(name) for name in swarm.names}
+            return all(
+                len(rounds) > at[name] + 5 and rounds[-1]["neighbors"] == peers - 1
+                for name, rounds in newest.items()
+            )
+
+        return [
+            row("freeze: all see all again after", swarm.until(whole, "one view", 60), 15.0, "s")
+        ]
+
+
+def flood(messages: int = 1_000_000, peers: int = 3) -> Rows:
+    """One peer is sent wrong messages, from an allowed and from an unknown key."""
+    with field(peers, 1_000_000, min_round_s=0.05) as swarm:
+        swarm.start(*swarm.names[:-1])  # the last one's key is the flooder's
+        victim = swarm.names[0]
+        facts = json.loads((swarm.home(victim) / "ready.json").read_text())
+        process = psutil.Process(facts["pid"])
+        swarm.until(lambda: len(swarm.rounds(victim)) > 100, "it learns", 60)
+        quiet = [each["seconds"]["total"] for each in swarm.rounds(victim)[-80:]]
+        before, seen = process.memory_info().rss, len(swarm.rounds(victim))
+        keys: list[list[str]] = [[str(swarm.home(swarm.names[-1]) / "secret.key")], []]
+        command = [sys.executable, str(FLOODER), facts["endpoint"], facts["public_key"]]
+        flooders = [
+            subprocess.Popen([*command, str(messages), *key], stdout=subprocess.PIPE, text=True)
+            for key in keys
+        ]
+        sent = [int(flooder.communicate()[0]) for flooder in flooders]
+        grown = (process.memory_info().rss - before) / 1e6
+        during = [each["seconds"]["total"] for each in swarm.rounds(victim)[seen:]]
+        counters = swarm.rounds(victim)[-1]["counters"]
+        return [
+            row("flood: messages from the allowed key", sent[0], None),
+            row("flood: messages that the unknown key got rid of", sent[1], 0.0),
+            row("flood: counted as malformed", counters.get("malformed", 0), None),
+            row("flood: refused connections", counters.get("connections_refused", 0), None),
+            row("flood: memory that the peer grew by", grown, 64.0, "MB"),
+            row(
+                "flood: median round over that before",
+                statistics.median(during) / statistics.median(quiet),
+                1.1,
+                "x",
+            ),
+        ]
+
+
+def poison(
+    kinds: tuple[str, ...] = ("nan", "huge", "flipped", "zero", "stale", "nan-model"),
+    seeds: int = 3,
+    counts: tuple[int, ...] = (1, 2),
+) -> Rows:
+    """Of eight peers one, then two, send or serve poison; the others' accuracy is compared."""
+    rows, refused, broken = [], 0, 0
+    for count in counts:
+        clean = {seed: _honest("", count, seed).accuracy for seed in range(seeds)}
+        for kind in kinds:
+            seen = [_honest(kind, count, seed) for seed in range(seeds)]
+            falls = [clean[seed] - seen[seed].accuracy for seed in range(seeds)]
+            name = f"poison: {count} of 8 {kind}, fall of honest accuracy"
+            rows.append(row(name, statistics.fmean(falls), 0.02))
+            refused += sum(each.refused for each in seen)
+            broken += sum(each.broken for each in seen)
+    rows.append(row("poison: gradients that honest peers refused", refused, None))
+    rows.append(row("poison: honest models with a number that is not finite", broken, 0.0))
+    return rows
+
+
+class Honest(NamedTuple):
+    """What the honest peers came to: accuracy, gradients refused, models with NaN or infinity."""
+
+    accuracy: float
+    refused: int
+    broken: int
+
+
+def _honest(kind: str, count: int, seed: int) -> Honest:
+    """Run eight peers, some of them bad; without a kind those stay away."""
+    with field(8, 50, f"seed={seed}", min_round_s=0.05) as swarm:
+        # One of each label group, so that each has honest friends left.
+        bad = [swarm.names[0], swarm.names[-1]][:count]
+        honest = [name for name in swarm.names if name not in bad]
+        if kind:
+            swarm.poison(kind, *bad)
+        swarm.start(*honest)
+        results = swarm.until_finished(honest, 120)
+        verdicts: Counter[str] = Counter()
+        for name in honest:
+            for each in swarm.rounds(name):
+                verdicts.update(each["gradients"])
+        return Honest(
+            accuracy=mean_accuracy(results),
+            refused=verdicts.total() - verdicts["applied"],
+            broken=sum(not is_finite(swarm.home(name)) for name in honest),
+        )
+
+
+FAULTS = {"churn": churn, "freeze": freeze, "flood": flood, "poison": poison}
