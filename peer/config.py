@@ -12,6 +12,7 @@ import msgspec
 
 from peer.algorithm import PROFILES, AlgorithmSettings, Natural, Positive
 from peer.learner import TrainingSettings
+from protocol.discovery.mqtt import MqttSettings
 from protocol.errors import ConfigError
 
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -62,6 +63,11 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Endpoint of each known peer by its name; `NAME.pub` must be in `allow`."""
     neighbors_file: str = ""
     """A TOML file of such lines, read again when it changes; waited for at start."""
+    membership: bool = True
+    """Whether to learn of other peers from peers: with one address known, all are found, at the
+    price of a small message or two a second. False keeps to the neighbors of this config."""
+    mqtt: MqttSettings = MqttSettings()
+    """`[network.mqtt]`: a broker through which peers find each other; without a host, none."""
     fetch_timeout_s: Positive = 5.0
     """Longest wait for a model; a peer that hangs costs the others this once."""
     push_timeout_s: Positive = 10.0

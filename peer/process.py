@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from peer.daemon import Daemon, RoundReport
 from peer.data import Split
 from peer.evaluate import train_alone
 from peer.events import RoundFinished
+from peer.federation import Federation
 from peer.files import locked, replacing
 from peer.pace import FreeRunning
 from peer.record import (
@@ -41,11 +42,15 @@ from peer.stopping import stop_signals
 from peer.streams import Streams
 from peer.torch_learner import TorchLearner
 from protocol.discovery.interface import Discovery
+from protocol.discovery.mqtt import MqttDiscovery
+from protocol.discovery.presence import Presence, State
 from protocol.discovery.static import StaticDiscovery, check_endpoint
 from protocol.errors import CheckpointError, ConfigError, CoterieError
 from protocol.identity import AllowList, read_key_pair
+from protocol.membership_settings import MembershipSettings
 from protocol.messages import PeerId
 from protocol.status import Counted, Learning
+from protocol.transport.interface import Address
 from protocol.transport.zeromq import ZeroMQTransport
 
 logger = logging.getLogger(__name__)
@@ -139,6 +144,15 @@ class _Peer:
         )
         self._verdicts: Counter[str] = Counter()
         self._last: RoundFinished | None = None
+        self._mqtt: MqttDiscovery | None = None
+        self._base = base
+        self._network_rng = streams.network
+        self._hints: dict[str, Mapping[PeerId, Address]] = {}
+        self._federation: Federation | None = None
+        if network.membership:
+            self._federation = Federation(
+                self._allowed, MembershipSettings(), streams.network, self._addresses_changed
+            )
         self._names: dict[PeerId, str] = {self._keys.peer_id: settings.name}
         self.recorder = Recorder(state / RECORD_FILE, self._names)
         self._before = restored.totals if restored else {}
@@ -176,21 +190,31 @@ class _Peer:
             bits=settings.algorithm.bits,
             operators=self._operators,
             learning=self._learning,
+            gossip=self._federation,
         )
         with stop_signals(self._stopping, self._options.lifeline):
             endpoint = await self._transport.start()
             try:
                 self._tell_ready(endpoint)
-                await self._live()
+                await self._live(endpoint)
             finally:
                 await self._transport.close()
 
-    async def _live(self) -> None:
+    async def _live(self, endpoint: str) -> None:
         """Learn among the neighbors until done or stopped; leave a checkpoint behind."""
         stop, known = self._stopping, asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             helpers = [
-                tasks.create_task(self._follow_addresses(known), name="addresses"),
+                tasks.create_task(self._follow(source, discovery, known), name=source)
+                for source, discovery in self._discoveries(endpoint).items()
+            ]
+            if self._federation is not None:
+                own = Address(
+                    name=self._settings.name, endpoint=endpoint, public_key=self._keys.public_key
+                )
+                running = self._federation.run(self._transport, own, self._incarnation)
+                helpers.append(tasks.create_task(running, name="federation"))
+            helpers += [
                 tasks.create_task(self._stop_daemon(), name="stop"),
                 tasks.create_task(self._finish(), name="finish"),
             ]
@@ -214,16 +238,55 @@ class _Peer:
             raise
         self._save(self._core.snapshot())
 
-    async def _follow_addresses(self, known: asyncio.Event) -> None:
-        async for addresses in self._discovery.watch():
-            names = {peer_id: each.name for peer_id, each in addresses.items()}
-            if self._settings.name in names.values():
-                raise ConfigError(
-                    f"this peer and a neighbor are both named {self._settings.name!r}: rename one"
-                )
-            self._names.update(names)
-            self._transport.set_neighbors(addresses)
-            known.set()
+    def _discoveries(self, endpoint: str) -> dict[str, Discovery]:
+        """Where addresses come from, by name; of one peer, the last one's counts."""
+        network = self._settings.network
+        found: dict[str, Discovery] = {}
+        if network.mqtt.host:
+            birth = Presence(
+                state=State.UP,
+                incarnation=self._incarnation,
+                advertise=endpoint,
+                public_key=self._keys.public_key,
+                layout_fingerprint=self._learner.layout.fingerprint(self._learner.task),
+                name=self._settings.name,
+            )
+            self._mqtt = found["mqtt"] = MqttDiscovery(
+                network.mqtt,
+                self._base,
+                federation=network.federation,
+                birth=birth,
+                name_of=lambda key: self._allowed.names().get(key),
+                rng=self._network_rng,
+            )
+        return found | {"addresses": self._discovery}
+
+    async def _follow(self, source: str, discovery: Discovery, known: asyncio.Event) -> None:
+        """Take the addresses of one source as long as it tells any."""
+        async with aclosing(discovery.watch()) as watched:
+            async for addresses in watched:
+                if self._settings.name in {each.name for each in addresses.values()}:
+                    raise ConfigError(
+                        f"this peer and a neighbor are both named {self._settings.name!r}: "
+                        "rename one"
+                    )
+                self._hints[source] = addresses
+                if source == "addresses" or addresses:
+                    known.set()
+                self._addresses_changed()
+
+    def _addresses_changed(self) -> None:
+        """Tell the transport of all that discovery and the other members know."""
+        hints: dict[PeerId, Address] = {}
+        for source in sorted(self._hints, reverse=True):  # what people wrote down counts most
+            hints |= self._hints[source]
+        if self._federation is not None:
+            if hints != self._federation.seeds:
+                self._federation.set_seeds(hints)
+            hints = self._federation.addresses()
+        hints.pop(self._keys.peer_id, None)
+        self._names.update({peer_id: each.name for peer_id, each in hints.items()})
+        self._transport.set_neighbors(hints)
 
     async def _stop_daemon(self) -> None:
         await self._stopping.wait()
@@ -278,11 +341,21 @@ class _Peer:
             rounds=self._settings.rounds,
             loss=last.loss_averages.get(self._keys.peer_id) if last else None,
             weights=last.collaboration_weights if last else {},
-            counters=tuple(
-                Counted(f"gradients_{verdict}", times)
-                for verdict, times in sorted(self._verdicts.items())
-            ),
+            counters=tuple(Counted(name, times) for name, times in self._counters().items()),
         )
+
+    def _counters(self) -> dict[str, int]:
+        """What membership and discovery did, and what became of others' gradients."""
+        counted = {
+            "gradients": self._verdicts,
+            "membership": self._federation.counters if self._federation else {},
+            "mqtt": self._mqtt.counters if self._mqtt else {},
+        }
+        return {
+            f"{part}_{name}": times
+            for part, counters in counted.items()
+            for name, times in sorted(counters.items())
+        }
 
     def _round_finished(self, report: RoundReport) -> None:
         now = time.monotonic()
@@ -294,7 +367,7 @@ class _Peer:
             validation_accuracy=report.validation_accuracy,
             num_neighbors=len(self._daemon.neighbors),
             totals=self._totals(),
-            counters=asdict(self._transport.counters),
+            counters=asdict(self._transport.counters) | self._counters(),
             seconds=report.seconds,
             work=report.work,
         )

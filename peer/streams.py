@@ -16,19 +16,22 @@ class Streams:
         split: Decides which examples are test and holdout.
         sampling: Decides who is sampled.
         batches: Seed of the batches.
+        network: Decides whom to probe and tell, and the length of pauses.
     """
 
     split: np.random.Generator
     sampling: np.random.Generator
     batches: int
+    network: np.random.Generator
 
     @classmethod
     def of(cls, seed: int, name: str) -> Streams:
         """Return the streams of the peer of this name; a simulated one has the same."""
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
-        first, second, third = np.random.SeedSequence((seed, key)).spawn(3)
+        first, second, third, fourth = np.random.SeedSequence((seed, key)).spawn(4)
         return cls(
             np.random.default_rng(first),
             np.random.default_rng(second),
             int(third.generate_state(1)[0]),
+            np.random.default_rng(fourth),
         )

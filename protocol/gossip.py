@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from protocol.codec import Buffer
+from protocol.errors import RemoteProtocolError
 from protocol.messages import PeerId
 from protocol.transport.interface import Address
+
+Payload = TypeVar("Payload")
 
 MAX_UPDATES = 16
 """Most updates in a message; of the longest, they still fit a header."""
@@ -77,7 +81,7 @@ class MemberUpdate(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 Updates = Annotated[tuple[MemberUpdate, ...], msgspec.Meta(max_length=MAX_UPDATES)]
 
 
-class _Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """What every payload is: frozen, and without unknown fields."""
 
 
@@ -120,6 +124,42 @@ class Exchange(_Payload, frozen=True, kw_only=True):
 
 Request = Ping | PingRequest | Exchange
 Answer = Pong | PingReport | Exchange
+
+GOSSIP = "gossip-1"
+"""The feature of who keeps members up to date this way."""
+
+_REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def encode_payload(payload: Request | Answer) -> bytes:
+    """Return the body of a message."""
+    return msgspec.json.encode(payload)
+
+
+def decode_request(body: Buffer) -> Request:
+    """Return what a member asks.
+
+    Raises:
+        RemoteProtocolError: The body is nothing of the kind.
+    """
+    return _decoded(_REQUESTS, body)
+
+
+def decode_answer(body: Buffer) -> Answer:
+    """Return what a member answers.
+
+    Raises:
+        RemoteProtocolError: The body is nothing of the kind.
+    """
+    return _decoded(_ANSWERS, body)
+
+
+def _decoded(decoder: msgspec.json.Decoder[Payload], body: Buffer) -> Payload:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"gossip that can't be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,14 @@ class StatusReport(_Message, frozen=True, kw_only=True):
     """Answers `StatusRequest`; the body is a `PeerStatus` in JSON."""
 
 
+class GossipRequest(_Message, frozen=True, kw_only=True):
+    """Tells and asks for members: the body is a `protocol.gossip.Request` in JSON."""
+
+
+class GossipAnswer(_Message, frozen=True, kw_only=True):
+    """Answers `GossipRequest`: the body is a `protocol.gossip.Answer` in JSON."""
+
+
 Message = (
     Hello
     | Welcome
@@ -279,6 +287,8 @@ Message = (
     | Leave
     | StatusRequest
     | StatusReport
+    | GossipRequest
+    | GossipAnswer
 )
 
 MESSAGES: tuple[type[Message], ...] = (
@@ -299,9 +309,20 @@ MESSAGES: tuple[type[Message], ...] = (
     Leave,
     StatusRequest,
     StatusReport,
+    GossipRequest,
+    GossipAnswer,
 )
 """The kind byte of a message is the position of its type here, from 1; append only."""
 
 WITH_BODY: frozenset[type[Message]] = frozenset(
-    (ModelOffer, Chunk, GradientOffer, GradientChunk, LayoutExchange, StatusReport)
+    (
+        ModelOffer,
+        Chunk,
+        GradientOffer,
+        GradientChunk,
+        LayoutExchange,
+        StatusReport,
+        GossipRequest,
+        GossipAnswer,
+    )
 )

@@ -183,6 +183,7 @@ def _lay_out_peer(folder: Path, name: str, part: Slice, settings: SwarmSettings)
             "allow": f"../../{KEYS}",
             "operators": f"../../{OPERATORS}",
             "neighbors_file": f"../../{NEIGHBORS_FILE}",
+            "membership": False,  # the launcher tells everybody of everybody
             "fetch_timeout_s": processes.fetch_timeout_s,
         },
         "algorithm": msgspec.to_builtins(settings.algorithm),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from protocol.messages import PeerId
@@ -12,5 +12,5 @@ from protocol.transport.interface import Address
 class Discovery(Protocol):
     """Tells where other peers are; a hint, never trust: the handshake decides."""
 
-    def watch(self) -> AsyncIterator[Mapping[PeerId, Address]]:
+    def watch(self) -> AsyncGenerator[Mapping[PeerId, Address], None]:
         """Yield all known addresses at once, then again whenever one was seen or is gone."""

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -134,7 +134,7 @@ class MqttDiscovery:
         self._pauses = 0
         self._next_log: dict[str, tuple[float, float]] = {}
 
-    async def watch(self) -> AsyncIterator[Mapping[PeerId, Address]]:
+    async def watch(self) -> AsyncGenerator[Mapping[PeerId, Address], None]:
         """Yield the addresses known, none at first, then again whenever they change.
 
         While this is iterated over we are present; afterwards we have left.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 from protocol.errors import ConfigError, IdentityError
@@ -36,7 +36,7 @@ class StaticDiscovery:
         self._file = file
         self._own = own
 
-    async def watch(self) -> AsyncIterator[Mapping[PeerId, Address]]:
+    async def watch(self) -> AsyncGenerator[Mapping[PeerId, Address], None]:
         """Yield the addresses once the file is there, then whenever it changes.
 
         A file that can't be used later on is reported once and the addresses stay as they are.

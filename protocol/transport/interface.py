@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol.codec import Buffer
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId
 
 
@@ -76,6 +77,23 @@ class Listener(Protocol):
 
     def neighbors_changed(self, neighbors: frozenset[PeerId]) -> None:
         """Take the known peers that are not known to be unreachable."""
+
+
+class Gossip(Protocol):
+    """Keeps the members of the federation up to date, beside the transport."""
+
+    def asked(self, sender: PeerId, body: Buffer, answer: Callable[[bytes], None]) -> None:
+        """Take what a member tells and asks, and answer it now or later.
+
+        Raises:
+            RemoteProtocolError: The body is no gossip.
+        """
+
+    def left(self, sender: PeerId) -> None:
+        """Take note that a peer said goodbye."""
+
+    def standing_of(self, peer_id: PeerId) -> str:
+        """Return how a member stands, such as `alive`; empty for one that isn't known."""
 
 
 class Transport(Protocol):

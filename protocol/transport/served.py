@@ -18,6 +18,7 @@ from protocol.handshake import Credentials
 from protocol.lowbit import Bits
 from protocol.messages import (
     ChunkRequest,
+    GossipRequest,
     GradientChunk,
     GradientOffer,
     GradientUpdate,
@@ -55,6 +56,9 @@ class Visitors(Protocol):
 
     def left(self, peer_id: PeerId) -> None:
         """A peer has said goodbye."""
+
+    def gossiped(self, peer_id: PeerId, message: GossipRequest, body: Buffer, reply: Reply) -> None:
+        """A peer tells and asks for members; raises `RemoteProtocolError` when it is no gossip."""
 
     def gradient_arrived(self, update: GradientUpdate) -> None:
         """A whole, verified gradient has arrived."""
@@ -161,6 +165,11 @@ class Served:
                 self._inbox.on_offer(sender, message, body or b"", reply)
             case GradientChunk():
                 self._inbox.on_chunk(sender, message, body or b"", reply)
+            case GossipRequest():
+                try:
+                    self._visitors.gossiped(sender, message, body or b"", reply)
+                except RemoteProtocolError as error:
+                    self._refuse_fault(sender, message, str(error), reply)
             case _:
                 self._refuse_fault(sender, message, f"{type(message).__name__} asks nothing", reply)
 

@@ -26,11 +26,14 @@ from protocol.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
+from protocol.gossip import GOSSIP
 from protocol.gradients import Feedbacks, pack
 from protocol.handshake import Credentials
 from protocol.identity import AllowList, KeyPair, peer_id_of
-from protocol.lowbit import Bits
+from protocol.lowbit import CODECS, Bits
 from protocol.messages import (
+    GossipAnswer,
+    GossipRequest,
     GradientUpdate,
     Message,
     ModelSnapshot,
@@ -46,7 +49,8 @@ from protocol.transport.admission import Admission, Doorkeeper
 from protocol.transport.connection import Connection, State
 from protocol.transport.dial import Surroundings
 from protocol.transport.endpoint import advertised, parse_endpoint
-from protocol.transport.interface import Address, Counters, Listener
+from protocol.transport.inbox import Reply
+from protocol.transport.interface import Address, Counters, Gossip, Listener
 from protocol.transport.pool import BufferPool
 from protocol.transport.port import Frames, Port
 from protocol.transport.pull import Pull
@@ -91,6 +95,7 @@ class ZeroMQTransport:
         settings: TransportSettings | None = None,
         operators: AllowList | None = None,
         learning: Callable[[], Learning] = Learning,
+        gossip: Gossip | None = None,
     ) -> None:
         """Take the settings; nothing is opened before `start`.
 
@@ -111,6 +116,7 @@ class ZeroMQTransport:
             settings: Deadlines and limits.
             operators: Who may ask for our status, and for nothing else; None lets nobody.
             learning: Tells operators how far the learning is.
+            gossip: Keeps members up to date; None keeps to the neighbors that it is given.
 
         Raises:
             ConfigError: An endpoint is malformed, or what would be advertised is a wildcard.
@@ -129,6 +135,7 @@ class ZeroMQTransport:
             incarnation=incarnation,
             layout=layout,
             task=task,
+            features=tuple(sorted([*CODECS, *([GOSSIP] if gossip else [])])),
         )
         self._layout = layout
         self._bits: Bits | None = bits
@@ -136,6 +143,7 @@ class ZeroMQTransport:
         self._settings = settings or TransportSettings()
         self._operators = operators
         self._learning = learning
+        self._gossip = gossip
         self._feedbacks = Feedbacks(layout.gradient, bits, self._settings.max_feedback_bytes)
         self._pool = BufferPool(self._settings.buffer_idle_s)
         self._addresses: dict[PeerId, Address] = {}
@@ -323,6 +331,48 @@ class ZeroMQTransport:
         await self._in_time(connection, push_it(), deadline_s)
         self.counters.gradients_sent += 1
 
+    async def ask_member(self, peer_id: PeerId, body: bytes, deadline_s: float) -> Buffer:
+        """Tell a member, and return what it answers.
+
+        Raises:
+            PeerUnreachable: Nobody answered in time, or it takes no part in gossip.
+            RemoteProtocolError: It refused, or the answer is no gossip.
+        """
+        connection = self._connection(peer_id)
+        answered: asyncio.Future[Buffer] = self._loop.create_future()
+        message = GossipRequest(request_id=connection.next_id())
+
+        def on_reply(reply: Message | ProtocolError, answer: Buffer | None) -> None:
+            if answered.done():
+                return
+            if isinstance(reply, GossipAnswer) and answer is not None:
+                answered.set_result(bytes(answer))
+            elif isinstance(reply, ProtocolError):
+                answered.set_exception(reply)
+            else:
+                kind = type(reply).__name__
+                answered.set_exception(
+                    RemoteProtocolError(f"{connection.address.name}: an unexpected {kind}")
+                )
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                await connection.ready()
+                if GOSSIP not in connection.features:
+                    raise PeerUnreachable(f"{connection.address.name} takes no part in gossip")
+                connection.request(message, on_reply, body, bulk=False)
+                return await answered
+        except TimeoutError:
+            raise PeerUnreachable(
+                f"{connection.address.name}: no answer within {deadline_s:g} s"
+            ) from None
+        finally:
+            connection.cancel((message.request_id,))
+
+    def strike(self, peer_id: PeerId, fault: str) -> None:
+        """Count what no honest peer does."""
+        self._served.strike(peer_id, fault)
+
     def _connection(self, peer_id: PeerId) -> Connection:
         if not self._running or peer_id not in self._connections:
             raise PeerUnreachable(f"{peer_id}: no address is known, or the transport is closed")
@@ -427,7 +477,7 @@ class ZeroMQTransport:
                 name=connection.address.name,
                 endpoint=connection.address.endpoint,
                 public_key=connection.address.public_key,
-                state=connection.state.name.lower(),
+                state=self._standing_of(peer_id) or connection.state.name.lower(),
                 reason=connection.reason[:512],
             )
             for peer_id, connection in self._connections.items()
@@ -449,6 +499,9 @@ class ZeroMQTransport:
             refused_keys=self._doorkeeper.refused_keys,
         )
 
+    def _standing_of(self, peer_id: PeerId) -> str:
+        return "" if self._gossip is None else self._gossip.standing_of(peer_id)
+
     # What peers tell of themselves
 
     def arrived(self, peer_id: PeerId) -> None:
@@ -468,6 +521,15 @@ class ZeroMQTransport:
         connection = self._connections.get(peer_id)
         if connection is not None:
             connection.lost(PeerUnreachable(f"{connection.address.name}: it has left"))
+        if self._gossip is not None:
+            self._gossip.left(peer_id)
+
+    def gossiped(self, peer_id: PeerId, message: GossipRequest, body: Buffer, reply: Reply) -> None:
+        """Pass on what a member tells and asks."""
+        if self._gossip is None:
+            raise RemoteProtocolError("gossip that wasn't agreed on")
+        answer = GossipAnswer(request_id=message.request_id)
+        self._gossip.asked(peer_id, body, lambda told: reply(answer, told))
 
     def gradient_arrived(self, update: GradientUpdate) -> None:
         """Hand over a whole, verified gradient."""

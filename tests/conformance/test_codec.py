@@ -16,6 +16,8 @@ from protocol.messages import (
     Chunk,
     ChunkRequest,
     Encoding,
+    GossipAnswer,
+    GossipRequest,
     GradientChunk,
     GradientOffer,
     GradientProgress,
@@ -97,6 +99,8 @@ EXAMPLES: list[tuple[Message, bytes | None]] = [
     (Leave(request_id=9), None),
     (StatusRequest(request_id=10), None),
     (StatusReport(request_id=10), b"{}"),
+    (GossipRequest(request_id=11), b"{}"),
+    (GossipAnswer(request_id=11), b"{}"),
     (
         ModelOffer(
             request_id=4,
@@ -198,6 +202,8 @@ GOLDEN = {
     "Leave": ("434f010f 81aa726571756573745f696409"),
     "StatusRequest": ("434f0110 81aa726571756573745f69640a"),
     "StatusReport": ("434f0111 81aa726571756573745f69640a 7b7d"),
+    "GossipRequest": ("434f0112 81aa726571756573745f69640b 7b7d"),
+    "GossipAnswer": ("434f0113 81aa726571756573745f69640b 7b7d"),
     "ModelOffer codec-4": (
         "434f0107 88aa726571756573745f696404a776657273696f6e9207cd012caa73697a655f6279746573"
         "cd2328a6646967657374b030313233343536373839616263646566a7667269656e647390a8656e636f6"

@@ -32,7 +32,13 @@ def field(peers: int, rounds: int, *overrides: str, min_round_s: float = 0.0) ->
     wanted.append(f"swarm.fetch_timeout_s={FETCH_TIMEOUT_S}")
     with (
         tempfile.TemporaryDirectory() as folder,
-        Field(Path(folder) / "run", DIGITS, [*wanted, *overrides], min_round_s=min_round_s) as made,
+        Field(
+            Path(folder) / "run",
+            DIGITS,
+            [*wanted, *overrides],
+            network={"membership": True},
+            min_round_s=min_round_s,
+        ) as made,
     ):
         yield made
 
