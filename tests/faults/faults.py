@@ -18,6 +18,10 @@ from typing import Any, NamedTuple
 
 import psutil
 from field import Field, is_finite, mean_accuracy, percentile, row
+from helpers_machines import V4, two_machines, why_not
+from helpers_mqtt import Mosquitto
+
+from protocol.identity import read_key_pair
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.toml"
 FLOODER = Path(__file__).with_name("flooder.py")
@@ -184,4 +188,103 @@ def _honest(kind: str, count: int, seed: int) -> Honest:
         )
 
 
-FAULTS = {"churn": churn, "freeze": freeze, "flood": flood, "poison": poison}
+def partition(seconds: float = 60.0, peers: int = 8) -> Rows:
+    """The cable between two halves is pulled out for a while."""
+    if reason := why_not():
+        print(f"  left out: {reason}")
+        return []
+    with two_machines() as machines, field(peers, 1_000_000, min_round_s=0.05) as swarm:
+        halves = {"alice": swarm.names[: peers // 2], "bob": swarm.names[peers // 2 :]}
+        for machine, names in halves.items():
+            for name in names:
+                swarm.configure(name, {}, {"listen": f"tcp://{V4[machine]}:0"})
+            python = [sys.executable, "-P", "-m", "peer", "--keep-serving"]
+            swarm.spawn([*machines.command(machine), *python], *names)
+
+        def see(count: int) -> bool:
+            newest = [swarm.rounds(name)[-1:] for name in swarm.names]
+            return all(rounds and rounds[0]["neighbors"] == count for rounds in newest)
+
+        swarm.until(lambda: see(peers - 1), "all see all", 120)
+        machines.plug("bob", into=False)
+        swarm.until(lambda: see(peers // 2 - 1), "both halves notice", 60)
+        at = {name: len(swarm.rounds(name)) for name in swarm.names}
+        time.sleep(seconds)
+        slowest = min(len(swarm.rounds(name)) - at[name] for name in swarm.names) / seconds
+        machines.plug("bob", into=True)
+        healed = swarm.until(lambda: see(peers - 1), "one view", 120)
+        return [
+            row("partition: rounds a second in the halves", slowest, None),
+            row("partition: one view again after", healed, 15.0, "s"),
+        ]
+
+
+def broker(seconds: float = 5.0, peers: int = 4) -> Rows:
+    """Peers that know each other through a broker alone lose it three times."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        field(peers, 1_000_000, min_round_s=0.05) as swarm,
+    ):
+        password = Path(folder) / "password"
+        password.write_text("secret")
+        password.chmod(0o600)
+        ids = [read_key_pair(swarm.home(name) / "secret.key").peer_id for name in swarm.names]
+        federation = swarm.folder.name
+        mosquitto = Mosquitto(Path(folder), dict.fromkeys(ids, "secret"), (federation,))
+        mosquitto.start()
+        settings = {
+            "host": "localhost",
+            "port": mosquitto.port,
+            "ca_file": mosquitto.ca_file,
+            "password_file": str(password),
+            "reconnect_min_s": 0.2,
+            "reconnect_max_s": 2.0,
+        }
+        for name in swarm.names:
+            swarm.configure(name, {}, {"mqtt": settings, "neighbors_file": "", "membership": False})
+        try:
+            swarm.start(*swarm.names)
+
+            def see_all() -> bool:
+                newest = [swarm.rounds(name)[-1:] for name in swarm.names]
+                return all(rounds and rounds[0]["neighbors"] == peers - 1 for rounds in newest)
+
+            swarm.until(see_all, "all see all", 60)
+            lost = 0
+            for _ in range(3):
+                mosquitto.kill()
+                time.sleep(seconds)
+                lost += not see_all()
+                mosquitto.start()
+                time.sleep(seconds)
+                lost += not see_all()
+            connected = [
+                swarm.rounds(name)[-1]["counters"].get("mqtt_connected", 0) for name in swarm.names
+            ]
+        finally:
+            mosquitto.close()
+        return [
+            row("broker: times that somebody lost a neighbor", lost, 0.0),
+            row("broker: peers that are not present again", sum(c < 4 for c in connected), 0.0),
+        ]
+
+
+def clock(peers: int = 4) -> Rows:
+    """The wall clock of every peer jumps an hour forth and back all the time."""
+    with field(peers, 60, min_round_s=0.05) as swarm:
+        swarm.poison("clock", *swarm.names)
+        swarm.until_finished(swarm.names, 120)
+        rounds = [each for name in swarm.names for each in swarm.rounds(name)]
+        longest = max(each["seconds"]["total"] for each in rounds)
+        return [row("clock: longest round", longest, FETCH_TIMEOUT_S, "s")]
+
+
+FAULTS = {
+    "partition": partition,
+    "broker": broker,
+    "clock": clock,
+    "churn": churn,
+    "freeze": freeze,
+    "flood": flood,
+    "poison": poison,
+}

@@ -50,14 +50,10 @@ class Field:
         self.folder = make_run(self.settings, config.parent.resolve(), folder)
         self.names = sorted(path.name for path in (self.folder / "peers").iterdir())
         for name in self.names:
-            path = self.home(name) / "config.toml"
-            tree = tomllib.loads(path.read_text())
-            tree["min_round_s"] = min_round_s
-            tree["network"] |= network or {}
-            write_toml(path, tree)
+            self.configure(name, {"min_round_s": min_round_s}, network or {})
         self._starter = ForkStarter(debug=False)
         self._processes: dict[str, PeerProcess] = {}
-        self._poisoners: list[subprocess.Popen[bytes]] = []
+        self._spawned: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Field:
         return self
@@ -66,12 +62,19 @@ class Field:
         for process in self._processes.values():
             process.signal(signal.SIGCONT)
             process.signal(signal.SIGKILL)
-        for poisoner in self._poisoners:
-            poisoner.kill()
-            poisoner.wait()
+        for spawned in self._spawned:
+            spawned.kill()
+            spawned.wait()
 
     def home(self, name: str) -> Path:
         return self.folder / "peers" / name
+
+    def configure(self, name: str, settings: Mapping[str, Any], network: Mapping[str, Any]) -> None:
+        """Change settings of a peer before it is started."""
+        path = self.home(name) / "config.toml"
+        tree = tomllib.loads(path.read_text()) | settings
+        tree["network"] |= network
+        write_toml(path, tree)
 
     def start(self, *names: str) -> None:
         """Start peers, and tell all others where they are once they listen."""
@@ -82,14 +85,19 @@ class Field:
         self._introduce(names)
 
     def poison(self, kind: str, *names: str) -> None:
-        """Start peers that send or serve poison."""
+        """Start peers that send or serve poison, or are otherwise odd."""
+        self.spawn([sys.executable, str(POISONER), kind], *names)
+
+    def spawn(self, command: Sequence[str], *names: str) -> None:
+        """Start peers by a command of their own, which is given the path of their config."""
         for name in names:
             home = self.home(name)
-            command = [sys.executable, str(POISONER), kind, str(home / "config.toml")]
+            (home / "ready.json").unlink(missing_ok=True)
             with (home / "log.txt").open("ab") as log:
                 environment = os.environ | {"OMP_NUM_THREADS": "1"}
-                self._poisoners.append(
-                    subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                whole = [*command, str(home / "config.toml")]
+                self._spawned.append(
+                    subprocess.Popen(whole, stdout=log, stderr=log, env=environment)
                 )
         self._introduce(names)
 

@@ -1,12 +1,14 @@
-"""A peer with an allowed key that sends poisoned gradients, or serves poisoned models.
+"""A peer that sends poisoned gradients, serves poisoned models, or has a clock that jumps.
 
-Usage: poisoner.py nan|huge|flipped|zero|stale|nan-model CONFIG
+Usage: poisoner.py nan|huge|flipped|zero|stale|nan-model|clock CONFIG
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,12 @@ def poison_models() -> None:
     ZeroMQTransport.publish = publish  # type: ignore[method-assign]
 
 
+def upset_clock() -> None:
+    """Set the wall clock an hour forth and back at every look."""
+    honest, hours = time.time, itertools.cycle((3600.0, -3600.0))
+    time.time = lambda: honest() + next(hours)
+
+
 def main(kind: str, config: Path) -> None:
     set_up_logging()
     match kind:
@@ -71,6 +79,8 @@ def main(kind: str, config: Path) -> None:
             age_gradients()
         case "nan-model":
             poison_models()
+        case "clock":
+            upset_clock()
         case _:
             poison_gradients(FACTORS[kind])
     settings = read_settings(config, PeerSettings)

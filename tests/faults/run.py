@@ -1,6 +1,6 @@
 """`make faults`: let the faults happen, print what was seen beside its bounds, write `faults.json`.
 
-Usage: run.py [churn | freeze | flood | poison]
+Usage: run.py [partition | broker | clock | churn | freeze | flood | poison]
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from faults import FAULTS
 

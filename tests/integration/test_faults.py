@@ -50,3 +50,13 @@ def test_poison_leaves_honest_models_finite(faults: ModuleType, kind: str):
     assert honest.broken == 0
     if kind != "nan-model":
         assert honest.refused > 0
+
+
+def test_halves_that_could_not_reach_each_other_are_one_again(faults: ModuleType):
+    for row in faults.partition(seconds=5.0, peers=4):
+        assert row["holds"], row
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(faults: ModuleType):
+    (row,) = faults.clock(peers=2)
+    assert row["holds"], row
