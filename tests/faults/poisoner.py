@@ -81,6 +81,8 @@ def main(kind: str, config: Path) -> None:
             poison_models()
         case "clock":
             upset_clock()
+        case "":
+            pass
         case _:
             poison_gradients(FACTORS[kind])
     settings = read_settings(config, PeerSettings)
