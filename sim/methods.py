@@ -17,6 +17,7 @@ from sim.baselines.fedem import fedem
 from sim.baselines.fedfomo import fedfomo
 from sim.baselines.fedrep import fedrep
 from sim.baselines.ifca import ifca
+from sim.baselines.knn_per import knn_per
 from sim.baselines.local import local
 from sim.baselines.oracle import oracle
 from sim.cohort import Method
@@ -34,6 +35,7 @@ METHODS: Mapping[str, Method] = {
     "fedrep": fedrep,
     "apfl": apfl,
     "dpsgd": dpsgd,
+    "knn-per": knn_per,
     "oracle": oracle,
     "federico": federico,
     "federico-thrifty": partial(federico, profile="thrifty"),

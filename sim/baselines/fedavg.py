@@ -28,14 +28,17 @@ def fedavg(members: Sequence[Member], budget: Budget, rng: np.random.Generator) 
 
 
 def train_global(
-    members: Sequence[Member], learners: Sequence[Learner], budget: Budget
+    members: Sequence[Member], learners: Sequence[Learner], budget: Budget, *, full: bool = True
 ) -> tuple[Tensors, list[Spending]]:
-    """Return the global model, and what each member spent on it."""
+    """Return the global model, and what each member spent on it.
+
+    With `full` it trains on the holdout, too.
+    """
     model = learners[0].parameters()
     size = model.buffer.nbytes
     spending = [Spending() for _ in members]
     for steps in budget.rounds(members):
-        batches = [Batch(step, full=True) for step in steps]
+        batches = [Batch(step, full) for step in steps]
         model = average(members, [learner.train(model, batches) for learner in learners])
         for spent in spending:
             spent.add(gradients=len(batches), sent=size, received=size)

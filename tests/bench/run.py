@@ -1,6 +1,6 @@
 """`make bench`: run the benchmarks, print a table, write `bench.json`.
 
-Usage: run.py [transport | swarm | scale | exploration]
+Usage: run.py [transport | swarm | scale | exploration | membership | knn]
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bench_exploration
+import bench_knn
+import bench_membership
 import bench_scale
 import bench_swarm
 import bench_transport
@@ -25,6 +27,8 @@ SUITES = {
     "swarm": bench_swarm.bench,
     "scale": bench_scale.bench,
     "exploration": bench_exploration.bench,
+    "membership": bench_membership.bench,
+    "knn": bench_knn.bench,
 }
 
 
