@@ -135,6 +135,8 @@ class Federation:
     def asked(self, sender: PeerId, body: Buffer, answer: Callable[[bytes], None]) -> None:
         """Take what a member tells and asks."""
         request = decode_request(body)
+        if self._tasks is None:
+            return
         ticket = next(self._next_ticket)
         self._tickets[ticket] = (asyncio.get_running_loop().time(), answer)
         self._feed(Asked(sender=sender, ticket=ticket, request=request))

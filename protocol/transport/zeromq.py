@@ -357,6 +357,9 @@ class ZeroMQTransport:
 
         try:
             async with asyncio.timeout(deadline_s):
+                if connection.state is State.UNREACHABLE:
+                    connection.nudge()  # membership knows when it is worth a try
+                    await connection.back()
                 await connection.ready()
                 if GOSSIP not in connection.features:
                     raise PeerUnreachable(f"{connection.address.name} takes no part in gossip")
