@@ -13,6 +13,7 @@ from protocol import handshake
 from protocol.codec import Buffer, encode
 from protocol.errors import PeerRefused, PeerUnreachable, ProtocolError, RemoteProtocolError
 from protocol.messages import Leave, Message, PeerId, Refusal, RefusalCode
+from protocol.status import MemberStatus
 from protocol.transport.dial import Attempt, Reached, Surroundings, refused, unpack
 from protocol.transport.endpoint import parse_endpoint
 from protocol.transport.interface import Address
@@ -131,6 +132,28 @@ class Connection:
         self._pending[message.request_id] = on_reply
         self._around.counters.bytes_sent += sum(map(len, frames))
 
+    async def ask(self, message: Message, body: Buffer | None) -> tuple[Message, Buffer | None]:
+        """Send a short request on the control connection, and return its answer.
+
+        Raises:
+            ProtocolError: The connection was lost before it came.
+        """
+        answered: asyncio.Future[tuple[Message, Buffer | None]] = self._loop.create_future()
+
+        def on_reply(reply: Message | ProtocolError, told: Buffer | None) -> None:
+            if answered.done():
+                return
+            if isinstance(reply, ProtocolError):
+                answered.set_exception(reply)
+            else:
+                answered.set_result((reply, None if told is None else bytes(told)))
+
+        self.request(message, on_reply, body, bulk=False)
+        try:
+            return await answered
+        finally:
+            self.cancel((message.request_id,))
+
     def cancel(self, request_ids: Iterable[int]) -> None:
         """Forget requests; their answers will be dropped."""
         for request_id in request_ids:
@@ -152,10 +175,17 @@ class Connection:
 
     # What the transport tells
 
-    @property
-    def reason(self) -> str:
-        """Why the peer isn't reachable; empty when it is."""
-        return str(self._error) if self.state in (State.UNREACHABLE, State.MISFIT) else ""
+    def describe(self, standing_of: Callable[[PeerId], str]) -> MemberStatus:
+        """Return what operators are told of the peer: its standing as a member, else our own."""
+        down = self.state in (State.UNREACHABLE, State.MISFIT)
+        return MemberStatus(
+            peer_id=self.peer_id,
+            name=self.address.name,
+            endpoint=self.address.endpoint,
+            public_key=self.address.public_key,
+            state=standing_of(self.peer_id) or self.state.name.lower(),
+            reason=str(self._error)[:512] if down else "",
+        )
 
     @property
     def has_idle_bulk(self) -> bool:

@@ -43,7 +43,7 @@ from protocol.messages import (
     StatusReport,
     StatusRequest,
 )
-from protocol.status import Counted, Learning, MemberStatus, PeerStatus, encode_status
+from protocol.status import Counted, Learning, PeerStatus, encode_status
 from protocol.tensors import Layout
 from protocol.transport.admission import Admission, Doorkeeper
 from protocol.transport.connection import Connection, State
@@ -339,22 +339,7 @@ class ZeroMQTransport:
             RemoteProtocolError: It refused, or the answer is no gossip.
         """
         connection = self._connection(peer_id)
-        answered: asyncio.Future[Buffer] = self._loop.create_future()
         message = GossipRequest(request_id=connection.next_id())
-
-        def on_reply(reply: Message | ProtocolError, answer: Buffer | None) -> None:
-            if answered.done():
-                return
-            if isinstance(reply, GossipAnswer) and answer is not None:
-                answered.set_result(bytes(answer))
-            elif isinstance(reply, ProtocolError):
-                answered.set_exception(reply)
-            else:
-                kind = type(reply).__name__
-                answered.set_exception(
-                    RemoteProtocolError(f"{connection.address.name}: an unexpected {kind}")
-                )
-
         try:
             async with asyncio.timeout(deadline_s):
                 if connection.state is State.UNREACHABLE:
@@ -363,14 +348,16 @@ class ZeroMQTransport:
                 await connection.ready()
                 if GOSSIP not in connection.features:
                     raise PeerUnreachable(f"{connection.address.name} takes no part in gossip")
-                connection.request(message, on_reply, body, bulk=False)
-                return await answered
+                answer, told = await connection.ask(message, body)
         except TimeoutError:
             raise PeerUnreachable(
                 f"{connection.address.name}: no answer within {deadline_s:g} s"
             ) from None
-        finally:
-            connection.cancel((message.request_id,))
+        if not isinstance(answer, GossipAnswer) or told is None:
+            raise RemoteProtocolError(
+                f"{connection.address.name}: an unexpected {type(answer).__name__}"
+            )
+        return told
 
     def strike(self, peer_id: PeerId, fault: str) -> None:
         """Count what no honest peer does."""
@@ -475,15 +462,7 @@ class ZeroMQTransport:
         """Return how we are doing."""
         ours, learning = self._credentials, self._learning()
         members = [
-            MemberStatus(
-                peer_id=peer_id,
-                name=connection.address.name,
-                endpoint=connection.address.endpoint,
-                public_key=connection.address.public_key,
-                state=self._standing_of(peer_id) or connection.state.name.lower(),
-                reason=connection.reason[:512],
-            )
-            for peer_id, connection in self._connections.items()
+            connection.describe(self._standing_of) for connection in self._connections.values()
         ]
         return PeerStatus(
             peer_id=self._peer_id,
