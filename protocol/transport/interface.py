@@ -45,6 +45,7 @@ class Counters:
         dials_failed: Attempts to reach a peer in vain.
         transfers_resumed: Transfers that went on after a lost connection or a lost transfer.
         peers_banned: Times that a peer was refused for its many malformed messages.
+        shunned: Messages of such peers that were dropped unread.
         status_reports: Reports given to operators.
     """
 
@@ -63,6 +64,7 @@ class Counters:
     dials_failed: int = 0
     transfers_resumed: int = 0
     peers_banned: int = 0
+    shunned: int = 0
     status_reports: int = 0
 
 

@@ -77,6 +77,7 @@ class Session:
     features: frozenset[str] = frozenset()
     strikes: deque[float] = field(default_factory=deque)
     banned_until: float = 0.0
+    looked_at: float = float("-inf")
     refused_at: float = float("-inf")
     compared_at: float = float("-inf")
 
@@ -172,6 +173,17 @@ class Served:
                     self._refuse_fault(sender, message, str(error), reply)
             case _:
                 self._refuse_fault(sender, message, f"{type(message).__name__} asks nothing", reply)
+
+    def shuns(self, sender: PeerId) -> bool:
+        """Say whether to drop a message unread: of a banned peer all but one a second."""
+        session, now = self._sessions.get(sender), self._now()
+        if session is None or session.banned_until <= now:
+            return False
+        if now - session.looked_at < _REFUSAL_INTERVAL_S:
+            self._counters.shunned += 1
+            return True
+        session.looked_at = now
+        return False
 
     def strike(self, sender: PeerId, fault: str) -> None:
         """Count a message that the protocol doesn't allow; too many, and the peer is refused."""

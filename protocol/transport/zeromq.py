@@ -402,6 +402,8 @@ class ZeroMQTransport:
         route, parts = frames[0].bytes, [frame.bytes for frame in frames[1:3]]
         public_key = _user_of(frames[1])
         sender = self._admission.sender(public_key)
+        if sender is not None and self._served.shuns(sender):
+            return
         reply = functools.partial(self._reply, route)
         try:
             # Only a body is worth not copying; a message of more frames is refused by `decode`.

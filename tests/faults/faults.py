@@ -127,6 +127,7 @@ def flood(messages: int = 1_000_000, peers: int = 3) -> Rows:
             row("flood: messages from the allowed key", sent[0], None),
             row("flood: messages that the unknown key got rid of", sent[1], 0.0),
             row("flood: counted as malformed", counters.get("malformed", 0), None),
+            row("flood: dropped unread, since it is banned", counters.get("shunned", 0), None),
             row("flood: refused connections", counters.get("connections_refused", 0), None),
             row("flood: memory that the peer grew by", grown, 64.0, "MB"),
             row(

@@ -669,3 +669,19 @@ def test_the_number_of_remembered_peers_is_bounded() -> None:
         desk.time += 1
         desk.greet(PeerId(f"{number:032x}"))
     assert len(desk.served._sessions) == 10
+
+
+def test_a_banned_peer_is_read_once_a_second_and_nobody_else_is_shunned() -> None:
+    desk = Desk(max_strikes=3, ban_s=600)
+    assert not desk.served.shuns(ADA)  # never heard of
+    for _ in range(3):
+        desk.served.strike(ADA, "nonsense")
+    read = []
+    for _ in range(40):
+        read.append(not desk.served.shuns(ADA))
+        desk.time += 0.1
+    assert 3 <= sum(read) <= 5  # in four seconds
+    assert desk.counters.shunned == len(read) - sum(read)
+    assert not desk.served.shuns(BOB)
+    desk.time += 600
+    assert not desk.served.shuns(ADA)
