@@ -38,7 +38,7 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 .PHONY: bench
-bench: $(INSTALLED) ## Measure speed and memory; writes bench.json (only=transport or only=swarm)
+bench: $(INSTALLED) ## Measure speed and memory; writes bench.json (only=swarm for one; a wrong name lists them)
 	$(BIN)/python tests/bench/run.py $(only)
 
 .PHONY: faults

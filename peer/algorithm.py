@@ -77,7 +77,8 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     exchange: Literal["gradients", "average"] = "gradients"
     """What collaboration is: gradients for the sampled neighbors' models and a mixture of models to
     predict with; or averaging the fetched models into the own one, the only one that predicts,
-    which costs a fraction of the traffic and some accuracy. Paper: gradients."""
+    which costs a fraction of the traffic, and accuracy where no two peers are alike. The last round
+    of all, if their number is known, averages and takes no steps. Paper: gradients."""
     exchange_every: Annotated[int, msgspec.Meta(ge=1)] = 3
     """Steps of the own model a round: one with what others sent, the rest on its own data. More
     save traffic, and too many let models drift apart. Paper: 1."""
@@ -129,9 +130,20 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Local steps before the first round."""
         return self.start_steps if self.start == "oneshot" else 0
 
-    def steps_after(self, rounds: int) -> int:
-        """Return how many steps a model has taken after so many rounds: its gradient budget."""
-        return self.first_steps + rounds * self.exchange_every
+    def steps_after(self, rounds: int, *, closed: bool = False) -> int:
+        """Return how many steps a model has taken after so many rounds: its gradient budget.
+
+        Args:
+            rounds: How many.
+            closed: Whether the last of them was the last of all, in which averaging takes no steps.
+        """
+        closing = int(closed and rounds > 0 and self.exchange == "average")
+        return self.first_steps + (rounds - closing) * self.exchange_every
+
+    def rounds_for(self, steps: int) -> int:
+        """Return the most rounds in which no more than so many steps are taken; 0 for none."""
+        rounds = (steps - self.first_steps) // self.exchange_every
+        return rounds + 1 if rounds > 0 and self.exchange == "average" else max(rounds, 0)
 
 
 PROFILES: Mapping[str, Mapping[str, Any]] = {
@@ -139,6 +151,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     "thrifty": {
         "exchange": "average",
         "exchange_every": 10,
+        "num_neighbors": 6,
         "temperature": 1.0,
         "epsilon": 0.0,
         "min_probes": 0.1,

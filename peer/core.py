@@ -401,7 +401,9 @@ class PeerCore:
         return Differentiate(peer_id, self._round_number, self._tensors_of(peer_id), batch)
 
     def _batches(self) -> tuple[Batch, ...]:
-        """The round's batches, one for each of its steps."""
+        """The round's batches, one for each of its steps; none where the last average closes."""
+        if self._settings.exchange == "average" and self._round_number + 1 == self._rounds:
+            return ()
         first = self._settings.steps_after(self._round_number)
         numbers = range(first, first + self._settings.exchange_every)
         return tuple(Batch(number, self._is_final) for number in numbers)

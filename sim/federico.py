@@ -44,7 +44,7 @@ def federico(
         ConfigError: A setting is unknown or impossible, or not even one round fits the budget.
     """
     settings = _settings(profile, changes)
-    rounds = (budget.steps - settings.first_steps) // settings.exchange_every
+    rounds = settings.rounds_for(budget.steps)
     if rounds < 1:
         raise ConfigError(
             f"steps = {budget.steps} leaves no round of {settings.exchange_every} steps after "

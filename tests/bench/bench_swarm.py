@@ -111,7 +111,7 @@ def _lines(path: Path) -> int:
 
 def _work_of(run: Path) -> dict[str, int]:
     settings = read_settings(run / "settings.toml", SwarmSettings)
-    steps = settings.peers * settings.algorithm.steps_after(settings.rounds)
+    steps = settings.peers * settings.algorithm.steps_after(settings.rounds, closed=True)
     total = {"measured": 0, "differentiated": 0, "steps": steps}
     for record in run.glob("peers/*/record.jsonl"):
         for line in record.read_text().splitlines():

@@ -1,6 +1,6 @@
 """`make bench`: run the benchmarks, print a table, write `bench.json`.
 
-Usage: run.py [transport | swarm | scale | exploration | membership | knn]
+Usage: run.py [transport | swarm | scale | exploration | membership | knn | clustering]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import bench_clustering
 import bench_exploration
 import bench_knn
 import bench_membership
@@ -29,6 +30,7 @@ SUITES = {
     "exploration": bench_exploration.bench,
     "membership": bench_membership.bench,
     "knn": bench_knn.bench,
+    "clustering": bench_clustering.bench,
 }
 
 

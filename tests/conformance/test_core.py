@@ -393,6 +393,27 @@ def test_averaging_mixes_the_fetched_models_into_the_own_one_and_trains_on():
     assert core.mixture() == {ME: tensors(3.0)}
 
 
+def test_averaging_closes_with_an_average_of_what_all_have_learned():
+    core = averaging_core(exchange_every=2, survey=0, rounds=1)
+    core.handle(Started(frozenset({FRIEND})))
+    core.handle(Measured(ME, 0, 1.0))
+    core.handle(ModelFetched(FRIEND, 0, snapshot(0, value=4.0)))
+    core.handle(Measured(FRIEND, 0, 1.0))
+    (train,) = core.handle(RoundClosed(0))
+    assert train == Train(0, tensors(2.0), ())
+    assert kinds(core.handle(Stepped(0, tensors(2.0)))) == [Publish, RoundFinished, Finished]
+    assert core.mixture() == {ME: tensors(2.0)}
+
+
+def test_a_budget_of_steps_says_how_many_rounds_and_back():
+    averaging = AlgorithmSettings(exchange="average", exchange_every=10, start_steps=10)
+    assert (averaging.rounds_for(300), averaging.steps_after(30, closed=True)) == (30, 300)
+    assert averaging.steps_after(30) == 310
+    gradients = AlgorithmSettings(exchange_every=3, start_steps=10)
+    assert (gradients.rounds_for(300), gradients.steps_after(96, closed=True)) == (96, 298)
+    assert [averaging.rounds_for(steps) for steps in (0, 10, 19, 20)] == [0, 0, 0, 2]
+
+
 def test_averaging_leaves_out_models_of_small_weight_and_those_that_did_not_come():
     core = averaging_core(num_neighbors=2, survey=0)
     core.handle(Started(frozenset({FRIEND, STRANGER})))

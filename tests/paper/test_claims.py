@@ -53,7 +53,7 @@ def outcome(profile: str) -> Outcome:
     settings = msgspec.convert({"profile": profile, **PROFILES[profile]}, AlgorithmSettings)
     model, parts = slices()
     datasets = [part.dataset for part in parts]
-    rounds = (STEPS - settings.first_steps) // settings.exchange_every
+    rounds = settings.rounds_for(STEPS)
     participants = make_participants(datasets, model=model, rounds=rounds, settings=settings)
     engine = run_lockstep(participants, settings.bits)
     groups = dict(zip(participants, (part.group for part in parts), strict=True))
@@ -123,6 +123,8 @@ def test_the_literal_algorithm_switches_labels_and_the_anchor_prevents_it():
 @pytest.mark.timeout(600)
 def test_averaging_gains_too_for_a_fraction_of_the_traffic():
     default, thrifty, literal = (outcome(name) for name in ("default", "thrifty", "paper"))
-    assert np.mean(thrifty.mixture) > np.mean(local_only())
-    assert thrifty.mb_received < default.mb_received / 3
+    assert np.mean(thrifty.mixture) > np.mean(local_only()) + 0.03
+    # No worse than gradients; the same two standard errors as above.
+    assert np.mean(thrifty.mixture) > np.mean(default.mixture) - 0.02
+    assert thrifty.mb_received < default.mb_received / 2
     assert default.mb_received < literal.mb_received / 8

@@ -1,0 +1,1 @@
+"""Which models belong together: clusterings of peers by the models they trained (ODCL)."""
