@@ -1,7 +1,8 @@
 """Save and restore a peer: one safetensors file, written whole or not at all.
 
-Tensors are named `own/NAME`, `optimizer/NAME/MOMENT` and `models/PEER_ID/NAME`; the file's metadata
-holds the rest as JSON under `coterie`.
+Tensors are named `own/NAME`, `optimizer/NAME/MOMENT` and `models/PEER_ID/NAME`, and where there is
+a memory `memory/store/NAME` and `memory/model/NAME`; the file's metadata holds the rest as JSON
+under `coterie`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import safetensors
 from peer.acquaintances import KeptModel
 from peer.core import PeerSnapshot
 from peer.exploration import ExplorerState
+from peer.memory import SavedMemory
 from protocol.errors import CheckpointError
 from protocol.messages import ModelSnapshot, PeerId, Version
 from protocol.tensors import Array, Layout, Tensors
@@ -42,6 +44,7 @@ _DTYPE_NAMES = {
     "i64": "int64",
     "bool": "bool",
 }
+_MEMORY_DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,13 @@ class Checkpoint:
         core: The algorithm's state between two rounds, the own model in it.
         optimizer: The optimizer's arrays, f32.
         totals: What the peer spent so far: `bytes_sent`, `bytes_received` and `seconds`.
+        memory: Its memory, where it has one.
     """
 
     core: PeerSnapshot
     optimizer: Mapping[str, npt.NDArray[np.float32]]
     totals: Mapping[str, float]
+    memory: SavedMemory | None = None
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
@@ -86,6 +91,9 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
         "rng_state": core.rng_state,
         "totals": dict(checkpoint.totals),
     }
+    if (memory := checkpoint.memory) is not None:
+        arrays |= _memory_arrays(memory)
+        metadata["memory"] = dict(memory.state)
     partial = path.with_name(path.name + ".partial")
     try:
         safetensors.serialize_file(_specs_of(arrays), partial, {"coterie": json.dumps(metadata)})
@@ -185,7 +193,33 @@ def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) 
         for key, entry in entries.items()
         if key.startswith(prefix)
     }
-    return Checkpoint(core, optimizer, metadata["totals"])
+    memory = _memory_of(metadata["memory"], entries, layout) if "memory" in metadata else None
+    return Checkpoint(core, optimizer, metadata["totals"], memory)
+
+
+def _memory_arrays(memory: SavedMemory) -> dict[str, tuple[str, Array]]:
+    arrays = {
+        f"memory/store/{name}": (array.dtype.name, np.asarray(array, order="C"))
+        for name, array in memory.arrays.items()
+    }
+    return arrays | (_arrays("memory/model", memory.model) if memory.model is not None else {})
+
+
+def _memory_of(state: dict[str, Any], entries: _Entries, layout: Layout) -> SavedMemory:
+    """Return what there is of a memory; whether it can be used, the memory itself judges."""
+    prefix = "memory/store/"
+    arrays = {
+        key.removeprefix(prefix): np.frombuffer(
+            entry["data"], _MEMORY_DTYPES[entry["dtype"]]
+        ).reshape(entry["shape"])
+        for key, entry in entries.items()
+        if key.startswith(prefix) and entry["dtype"] in _MEMORY_DTYPES
+    }
+    try:
+        model = _tensors("memory/model", entries, layout)
+    except (KeyError, ValueError):
+        model = None
+    return SavedMemory(arrays=arrays, model=model, state=state)
 
 
 def _specs_of(arrays: Mapping[str, tuple[str, Array]]) -> dict[str, safetensors.TensorSpec]:

@@ -6,11 +6,12 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from peer.algorithm import PROFILES, AlgorithmSettings, Natural, Positive
+from peer.interpolation import KnnSettings
 from peer.learner import TrainingSettings
 from protocol.discovery.mqtt import MqttSettings
 from protocol.errors import ConfigError
@@ -74,8 +75,61 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Longest wait for a gradient to be taken."""
 
 
+class PersonalizationSettings(KnnSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a peer's predictions are made its own by a memory of its examples (kNN-Per).
+
+    Raises:
+        ValueError: The grid can't be used, or settings exclude each other.
+    """
+
+    kind: Literal["none", "knn"] = "none"
+    """`knn` blends what the mixture predicts with what the peer remembers of its own examples. A
+    newcomer with `rounds = 1` and `algorithm.start = "cold"` predicts within seconds, from the
+    models of its best collaborators and its memory, without one step of training."""
+    every: Annotated[int, msgspec.Meta(ge=1)] = 20
+    """Rounds after which all is embedded anew and the interpolation weight chosen anew, as at the
+    start, before the holdout is trained on, and at the end. Each time costs one forward pass over
+    the examples kept, and one of each model of the mixture over the holdout."""
+    embedding: Literal["own", "strongest"] = "own"
+    """Whose model embeds: the peer's own, or the one of most weight in its mixture."""
+    watch: str = ""
+    """Folder in which a running peer looks for new labelled examples: `.npz` files as in `data`,
+    which are moved into its `taken` and are the peer's own from then on. Empty looks nowhere."""
+
+    def __post_init__(self) -> None:
+        KnnSettings.__post_init__(self)
+        if self.watch and self.kind == "none":
+            raise ValueError('watch takes examples into a memory: set kind = "knn", or no watch')
+
+
+def check_personalization(
+    personalization: PersonalizationSettings, algorithm: AlgorithmSettings
+) -> None:
+    """Check that there are examples, never trained on, to choose the interpolation weight by.
+
+    Raises:
+        ValueError: There will be none.
+    """
+    if personalization.kind == "none":
+        return
+    if algorithm.measure_on != "holdout" or not algorithm.holdout_fraction:
+        raise ValueError(
+            'personalization.kind = "knn" chooses its interpolation weight on a holdout: set '
+            'algorithm.measure_on = "holdout" and algorithm.holdout_fraction above 0'
+        )
+    if algorithm.final_full == 1.0:
+        raise ValueError(
+            'personalization.kind = "knn" chooses its interpolation weight before the holdout is '
+            "trained on: set algorithm.final_full below 1"
+        )
+
+
 class PeerSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that one peer needs to know."""
+    """Everything that one peer needs to know.
+
+    Raises:
+        ValueError: Personalization has nothing to choose its interpolation weight by.
+    """
 
     name: Name
     """What people call this peer."""
@@ -97,6 +151,10 @@ class PeerSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_field
     network: NetworkSettings
     algorithm: AlgorithmSettings = AlgorithmSettings()
     training: TrainingSettings = TrainingSettings()
+    personalization: PersonalizationSettings = PersonalizationSettings()
+
+    def __post_init__(self) -> None:
+        check_personalization(self.personalization, self.algorithm)
 
 
 SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)

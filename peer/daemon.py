@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.core import PeerCore
+from peer.data import Split
 from peer.events import (
     Adopt,
     Differentiate,
     Effect,
     Event,
+    ExamplesChanged,
     Fetch,
     FetchFailed,
     Finished,
@@ -114,6 +116,7 @@ class Daemon:
         self._core = core
         self._learner = learner
         self._validation = Validation(labels)
+        self._next_examples: Split | None = None
         self._fetch_timeout_s = fetch_timeout_s
         self._push_timeout_s = push_timeout_s
         self._pace = pace
@@ -170,6 +173,10 @@ class Daemon:
             return lambda: None
 
         self._jobs.put_nowait(job)
+
+    def change_examples(self, examples: Split) -> None:
+        """Measure and train on these examples from the next round on."""
+        self._next_examples = examples
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function in the learner's thread, after what it has to do already.
@@ -323,11 +330,25 @@ class Daemon:
 
         return deliver
 
+    def _use(self, examples: Split) -> Callable[[], None]:
+        """Let the learner use other examples; no measurement of the last round is pending."""
+        self._learner.use_examples(examples)
+        labels = self._learner.measured_labels
+
+        def deliver() -> None:
+            self._validation = Validation(labels)
+
+        return deliver
+
     def _finish_round(self, finished: RoundFinished) -> None:
         now = time.monotonic()
         self._seconds["total"] = now - self._round_began
         accuracy = self._validation.accuracy(finished.prediction_weights)
         self._on_round(RoundReport(finished, accuracy, self._seconds, self._work_done))
+        if self._next_examples is not None:
+            examples, self._next_examples = self._next_examples, None
+            self._jobs.put_nowait(lambda: self._use(examples))  # before the next round's
+            self._feed(ExamplesChanged())
         self._round_began = now
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._work_done = dict.fromkeys(WORK, 0)

@@ -37,6 +37,8 @@ class DatastoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def __post_init__(self) -> None:
         if self.capacity is not None and self.capacity_mib is not None:
             raise ValueError("capacity and capacity_mib exclude each other: set one of them")
+        if self.capacity_mib is not None and not np.isfinite(self.capacity_mib):
+            raise ValueError(f"capacity_mib = {self.capacity_mib}: it must be above 0, and finite")
         unbounded = self.capacity is None and self.capacity_mib is None
         if self.strategy in ("fifo", "random") and unbounded:
             raise ValueError(

@@ -23,7 +23,7 @@ class KnnSettings(DatastoreSettings, frozen=True, kw_only=True, forbid_unknown_f
     """How a peer remembers, and blends its memory with its model.
 
     Raises:
-        ValueError: The grid can't be used, or the datastore's settings exclude each other.
+        ValueError: The grid or sigma can't be used, or the datastore's settings exclude each other.
     """
 
     k_nearest: Annotated[int, msgspec.Meta(ge=1)] = 10
@@ -40,6 +40,8 @@ class KnnSettings(DatastoreSettings, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         DatastoreSettings.__post_init__(self)
+        if not np.isfinite(self.sigma):
+            raise ValueError(f"sigma = {self.sigma}: it must be above 0, and finite")
         if fault := _fault_of(self.lambdas):
             raise ValueError(fault)
 

@@ -87,6 +87,10 @@ class Learner(Protocol):
     layout: Layout
     task: str
 
+    @property
+    def measured_labels(self) -> npt.NDArray[np.int64]:
+        """The labels of the examples that `measure` uses. Shape (num_examples,)."""
+
     def parameters(self) -> Tensors:
         """Return the own model as it is now."""
 

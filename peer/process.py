@@ -9,8 +9,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ import torch
 
 from peer.assembly import new_learner, split_examples, without_holdout
 from peer.checkpoint import Checkpoint, load_newest, save_checkpoint
+from peer.collection import load_own
 from peer.config import PeerSettings, resolve
 from peer.core import PeerCore, PeerSnapshot
 from peer.daemon import Daemon, RoundReport
-from peer.data import Split
+from peer.data import Dataset, Split
 from peer.evaluate import train_alone
 from peer.events import RoundFinished
 from peer.federation import Federation
 from peer.files import locked, replacing
+from peer.inbox import TAKEN
 from peer.pace import FreeRunning
 from peer.record import (
     CHECKPOINT_FILE,
@@ -36,8 +39,8 @@ from peer.record import (
     Recorder,
     write_json,
 )
-from peer.result import peer_result
-from peer.sources import load_source
+from peer.remembering import Intake, Remembering
+from peer.result import mixture_of, peer_result
 from peer.stopping import stop_signals
 from peer.streams import Streams
 from peer.torch_learner import TorchLearner
@@ -89,7 +92,12 @@ def run_peer(settings: PeerSettings, base: Path, options: RunOptions) -> None:
     torch.set_num_threads(settings.training.threads)
     state = resolve(base, settings.state or f"state/{settings.name}")
     state.mkdir(parents=True, exist_ok=True)
-    with locked(state, "another running peer"):
+    with ExitStack() as held:
+        held.enter_context(locked(state, "another running peer"))
+        if settings.personalization.watch:
+            taken = resolve(base, settings.personalization.watch) / TAKEN
+            taken.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(taken, "another running peer"))
         for stale in (state / READY_FILE, options.ready_file):
             if stale is not None:
                 stale.unlink(missing_ok=True)
@@ -115,8 +123,14 @@ class _Peer:
         network, algorithm = settings.network, settings.algorithm
         streams = Streams.of(settings.seed, settings.name)
         self._import_paths = (base, *(resolve(base, path) for path in settings.import_paths))
-        self._split = self._load(base, streams.split)
+        dataset = load_own(settings, base, self._import_paths)
+        self._num_classes = dataset.num_classes
         self._seed = streams.batches
+        self._split = self._load(dataset, streams.split)
+        intake = None
+        if settings.personalization.kind == "knn":
+            intake = Intake(settings, base, dataset, self._split, self._seed)
+            self._split = intake.collection.split()
         self._learner = self._new_learner(self._split)
         self._keys = read_key_pair(resolve(base, network.secret_key))
         self._allowed = AllowList(resolve(base, network.allow))
@@ -133,6 +147,18 @@ class _Peer:
             rng=streams.sampling,
             restored=restored.core if restored else None,
         )
+        self._remembering: Remembering | None = None
+        if intake is not None:
+            self._remembering = Remembering.of(
+                settings,
+                self._learner,
+                intake,
+                num_classes=self._num_classes,
+                rng=streams.memory,
+                mixture=partial(mixture_of, self._keys.peer_id, self._core),
+                on_examples=self._examples_changed,
+            )
+            self._remembering.restore(restored.memory if restored else None)
         check_endpoint("network.listen", network.listen)
         if network.advertise:
             check_endpoint("network.advertise", network.advertise)
@@ -218,6 +244,9 @@ class _Peer:
                 tasks.create_task(self._stop_daemon(), name="stop"),
                 tasks.create_task(self._finish(), name="finish"),
             ]
+            if self._remembering is not None:
+                watching = self._remembering.watch(self._daemon)
+                helpers.append(tasks.create_task(watching, name="watch"))
             starting = tasks.create_task(known.wait(), name="starting")
             stopping = tasks.create_task(stop.wait(), name="stopping")
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -229,6 +258,8 @@ class _Peer:
 
     async def _run_daemon(self) -> None:
         """Run the daemon and save where it ended, also when it ended by an error."""
+        if self._remembering is not None:
+            self._remembering.begin(self._daemon, self._core.round_number)
         try:
             await self._daemon.run(self._transport)
         except BaseException:
@@ -310,7 +341,9 @@ class _Peer:
         if self._settings.local_baseline:
             local = train_alone(
                 self._new_learner(without_holdout(self._split)),
-                self._settings.algorithm.steps_after(self._core.round_number),
+                self._settings.algorithm.steps_after(
+                    done := self._core.round_number, closed=done == self._settings.rounds
+                ),
                 wanted=lambda: not self._stopping.is_set(),
             )
         return peer_result(
@@ -321,6 +354,7 @@ class _Peer:
             local=local,
             weights=self.recorder.named(self._core.prediction_weights()),
             totals=self._totals(),
+            personal=self._remembering.evaluate(self._split.test) if self._remembering else None,
         )
 
     def _totals(self) -> dict[str, float]:
@@ -370,7 +404,10 @@ class _Peer:
             counters=asdict(self._transport.counters) | self._counters(),
             seconds=report.seconds,
             work=report.work,
+            memory=self._remembering.report if self._remembering else None,
         )
+        if self._remembering is not None:  # before what is saved below
+            self._remembering.round_finished(self._daemon, self._core.round_number)
         if now - self._told >= PROGRESS_S:
             self._told = now
             self._log_progress(report.finished, report.validation_accuracy)
@@ -397,21 +434,14 @@ class _Peer:
             ", ".join(f"{name} {weight:.2f}" for name, weight in strongest) or "none yet",
         )
 
-    def _load(self, base: Path, rng: np.random.Generator) -> Split:
+    def _examples_changed(self, examples: Split) -> None:
+        self._split = examples
+        self._daemon.change_examples(examples)
+
+    def _load(self, dataset: Dataset, rng: np.random.Generator) -> Split:
+        """Split the examples, and say what there are too few of."""
         settings = self._settings
-        source = settings.data
-        dataset = load_source(
-            str(resolve(base, source)) if source.endswith(".npz") else source,
-            folder=resolve(base, settings.data_folder) if settings.data_folder else None,
-            download=settings.download,
-            num_classes=settings.classes or None,
-            labels=settings.labels or None,
-            part=settings.part,
-            pool=settings.pool,
-            import_paths=self._import_paths,
-        )
         parts = split_examples(dataset, settings.algorithm, rng)
-        self._num_classes = dataset.num_classes
         if settings.algorithm.measure_on == "holdout" and not len(parts.holdout):
             logger.warning(
                 "%d training examples are too few for a holdout: models are measured on them, "
@@ -443,7 +473,12 @@ class _Peer:
         return checkpoint
 
     def _save(self, core: PeerSnapshot) -> None:
-        checkpoint = Checkpoint(core, self._learner.optimizer_state(), self._totals())
+        checkpoint = Checkpoint(
+            core,
+            self._learner.optimizer_state(),
+            self._totals(),
+            self._remembering.save() if self._remembering else None,
+        )
         began = time.monotonic()
         save_checkpoint(self._checkpoint_path, checkpoint, self._learner.task)
         self._saving_s = time.monotonic() - began

@@ -36,6 +36,13 @@ class Recorder:
     applied or refused by reason; `counters` of the transport since this process started, those that
     aren't zero (`protocol.transport.interface.Counters`).
 
+    With personalization, `memory` holds, as of the memory's last renewal: `round`, after how many
+    rounds that was, and `tuned_round` the same of λ; `lam` and `sigma`; `num_entries` in the
+    datastore of `num_offered` examples, and its `size_bytes`; `num_validation`, on how many
+    examples λ was chosen, and the blend's `accuracy`, `model_accuracy` (the mixture's) and
+    `memory_accuracy` on them; `seconds` that it took. From the round in which the holdout is
+    trained on, λ and the accuracies stay as they were.
+
     Args:
         path: The file; an existing one is appended to.
         names: The name of each peer by its id.
@@ -58,9 +65,10 @@ class Recorder:
         counters: Mapping[str, int],
         seconds: Mapping[str, float],
         work: Mapping[str, int],
+        memory: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the line of one round."""
-        line = {
+        line: dict[str, Any] = {
             "round": finished.round_number,
             "time_s": round(totals["seconds"], 4),
             "loss": finished.loss_averages.get(own),
@@ -76,6 +84,8 @@ class Recorder:
             "gradients": dict(finished.verdicts),
             "counters": {name: value for name, value in counters.items() if value},
         }
+        if memory is not None:
+            line["memory"] = dict(memory)
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 

@@ -27,6 +27,7 @@ examples:
   coterie compare configs/compare-digits.toml
                                          FedeRiCo beside other methods
   coterie peer alice.toml                one peer, by hand
+  coterie remember alice.toml new.npz    give it new examples while it runs
 
 exit codes: 0 all went well, 1 unforeseen, 2 settings or usage, 3 data or model, 4 keys, 5 address
 in use, 6 checkpoint, 7 swarm processes, 8 run folder, 9 protocol, 10 files and system limits,
@@ -41,6 +42,7 @@ _COMMANDS = {
     "peer": ("peer.cli", "run one peer in the foreground"),
     "inspect": ("sim.inspect", "show who collaborates with whom in a run"),
     "status": ("sim.status", "ask running peers how they are doing"),
+    "remember": ("sim.remember", "give a peer new labelled examples of its own"),
     "keygen": ("sim.keygen", "make a peer's keys"),
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from peer.algorithm import AlgorithmSettings, Positive
-from peer.config import DataSettings, Name
+from peer.config import DataSettings, Name, PersonalizationSettings, check_personalization
 from peer.learner import TrainingSettings
 from sim.partition import PartitionSettings
 from sim.simulate_settings import SimulateSettings
@@ -32,7 +33,12 @@ class SwarmProcessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class SwarmSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about one swarm, of real processes or simulated."""
+    """Everything about one swarm, of real processes or simulated.
+
+    Raises:
+        ValueError: Personalization has nothing to choose its interpolation weight by, or all peers
+            would watch one folder.
+    """
 
     name: Name
     """Names the run folder."""
@@ -43,5 +49,15 @@ class SwarmSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     partition: PartitionSettings = PartitionSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     training: TrainingSettings = TrainingSettings()
+    personalization: PersonalizationSettings = PersonalizationSettings()
     swarm: SwarmProcessSettings = SwarmProcessSettings()
     simulate: SimulateSettings = SimulateSettings()
+
+    def __post_init__(self) -> None:
+        check_personalization(self.personalization, self.algorithm)
+        watched = Path(self.personalization.watch).expanduser()
+        if watched.is_absolute() or ".." in watched.parts:
+            raise ValueError(
+                f"personalization.watch = {self.personalization.watch!r} would be one folder for "
+                "all peers: name one inside each peer's own folder, such as 'inbox'"
+            )

@@ -19,6 +19,7 @@ from sim.baselines.fedrep import fedrep
 from sim.baselines.ifca import ifca
 from sim.baselines.knn_per import knn_per
 from sim.baselines.local import local
+from sim.baselines.odcl import odcl
 from sim.baselines.oracle import oracle
 from sim.cohort import Method
 from sim.federico import federico
@@ -36,6 +37,8 @@ METHODS: Mapping[str, Method] = {
     "apfl": apfl,
     "dpsgd": dpsgd,
     "knn-per": knn_per,
+    "odcl": odcl,
+    "odcl-start": partial(odcl, start_steps=40),
     "oracle": oracle,
     "federico": federico,
     "federico-thrifty": partial(federico, profile="thrifty"),

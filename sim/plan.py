@@ -189,6 +189,8 @@ def _lay_out_peer(folder: Path, name: str, part: Slice, settings: SwarmSettings)
         "algorithm": msgspec.to_builtins(settings.algorithm),
         "training": msgspec.to_builtins(settings.training),
     }
+    if settings.personalization.kind != "none":
+        config["personalization"] = _without_unset(msgspec.to_builtins(settings.personalization))
     write_toml(home / "config.toml", config)
 
 

@@ -35,6 +35,28 @@ _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _Decoded = TypeVar("_Decoded", bound=msgspec.Struct)
 
 
+class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer's memory was like when it was last renewed; see `peer.record.Recorder`.
+
+    Attributes:
+        renewed_at: After how many rounds that was.
+        lam: Interpolation weight λ.
+        num_entries: Examples in the datastore.
+        size_bytes: Memory that they take.
+        accuracy: Of the blend on the holdout, 0 to 1, when λ was last chosen; None before.
+        model_accuracy: Of the mixture there.
+        memory_accuracy: Of the memory alone there.
+    """
+
+    renewed_at: int = msgspec.field(name="round")
+    lam: _Share
+    num_entries: _Count = 0
+    size_bytes: _Count = 0
+    accuracy: float | None = None
+    model_accuracy: float | None = None
+    memory_accuracy: float | None = None
+
+
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a peer recorded at the end of one round.
 
@@ -51,6 +73,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         bytes_received: Over all its starts.
         seconds: By phase of the round; `total` is all of it.
         gradients: How many were applied, and how many refused by reason.
+        memory: Of its examples; None without personalization.
     """
 
     round_number: _Count = msgspec.field(name="round")
@@ -65,6 +88,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes_received: _Count = 0
     seconds: dict[str, float] = {}
     gradients: dict[str, int] = {}
+    memory: MemoryRecord | None = None
 
 
 class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +102,9 @@ class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
         accuracy: Of the mixture prediction on the test examples, 0 to 1.
         own_accuracy: Of its own model alone.
         local_accuracy: Of local-only, as far as it was computed.
+        memory_accuracy: Of its memory alone; None without personalization, as the next two.
+        blend_accuracy: Of memory and mixture, blended.
+        lam: Interpolation weight λ of that blend.
         weights: Final collaboration weights by peer name.
         bytes_sent: Over the whole run.
         bytes_received: Over the whole run.
@@ -91,6 +118,9 @@ class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None = None
     own_accuracy: float | None = None
     local_accuracy: float | None = None
+    memory_accuracy: float | None = None
+    blend_accuracy: float | None = None
+    lam: float | None = None
     weights: dict[str, float] = {}
     bytes_sent: _Count = 0
     bytes_received: _Count = 0

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from protocol.errors import RunError
 from sim.matrix import WeightMatrix
 from sim.picture import draw_picture
 from sim.records import PeerResult, Run
-from sim.terminal import draw_matrix, group_style, new_table, percent
+from sim.report_table import peer_table
+from sim.terminal import draw_matrix, percent
 
 _CLEARLY = 2.0
 """Standard errors that a difference must exceed to be called clear."""
@@ -42,6 +42,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         accuracy: By peer, of the mixture prediction.
         own_accuracy: By peer, of its own model alone.
         local_accuracy: By peer, of local-only; null where it wasn't computed.
+        personalized: Whether peers blend the mixture with a memory of their examples; if not, the
+            seven below are null.
+        memory_accuracy: By peer, of its memory alone.
+        blend_accuracy: By peer, of memory and mixture, blended.
+        lam: By peer, interpolation weight λ of the blend: 0 is the mixture alone, 1 the memory.
+        memory_mean: Plain mean of `memory_accuracy`, as of `accuracy`.
+        blend_mean: The same of `blend_accuracy`.
+        weighted_blend_mean: As `weighted_mean`, of `blend_accuracy`.
+        blend_bottom_decile: As `bottom_decile`, of `blend_accuracy`.
         mean: Plain mean of `accuracy` over the peers that have one.
         own_mean: The same of `own_accuracy`.
         local_mean: The same of `local_accuracy`.
@@ -50,7 +59,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         weighted_local_mean: The same of `local_accuracy`.
         bottom_decile: `accuracy` of the ⌈n/10⌉-th worst of the n peers that have one.
         local_bottom_decile: The same of `local_accuracy`.
-        below_local: Peers clearly below local-only, see `clearly_below`.
+        below_local: Peers whose predictions, blended where they are, are clearly below local-only,
+            see `clearly_below`.
         unfinished: Peers without a result.
         untested: Peers with a result, but without test examples.
         bytes_sent: By peer, over the whole run.
@@ -76,6 +86,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: dict[str, float | None]
     own_accuracy: dict[str, float | None]
     local_accuracy: dict[str, float | None]
+    personalized: bool = False
+    memory_accuracy: dict[str, float | None] | None = None
+    blend_accuracy: dict[str, float | None] | None = None
+    lam: dict[str, float | None] | None = None
+    memory_mean: float | None = None
+    blend_mean: float | None = None
+    weighted_blend_mean: float | None = None
+    blend_bottom_decile: float | None = None
     mean: float | None
     own_mean: float | None
     local_mean: float | None
@@ -169,6 +187,7 @@ def _summary(run: Run, matrix: WeightMatrix, results: _Results, seconds: float) 
         accuracy=accuracy,
         own_accuracy=own_accuracy,
         local_accuracy=local_accuracy,
+        **_personal(run, results),
         mean=mean(accuracy),
         own_mean=mean(own_accuracy),
         local_mean=mean(local_accuracy),
@@ -187,6 +206,23 @@ def _summary(run: Run, matrix: WeightMatrix, results: _Results, seconds: float) 
         same_group_weight=_known_mean(matrix.same_group_share()),
         same_group_weight_of_others=_known_mean(matrix.same_group_share_of_others()),
     )
+
+
+def _personal(run: Run, results: _Results) -> dict[str, Any]:
+    """Return what the summary says of memories, if there are any."""
+    if not any(peer.latest is not None and peer.latest.memory for peer in run.peers):
+        return {}
+    memory, blend = (_accuracies(results, key) for key in ("memory_accuracy", "blend_accuracy"))
+    return {
+        "personalized": True,
+        "memory_accuracy": memory,
+        "blend_accuracy": blend,
+        "lam": {name: result.lam if result else None for name, result in results.items()},
+        "memory_mean": mean(memory),
+        "blend_mean": mean(blend),
+        "weighted_blend_mean": mean(blend, _counts(results, "num_train")),
+        "blend_bottom_decile": bottom_decile(blend.values()),
+    }
 
 
 def _accuracies(results: _Results, key: str) -> dict[str, float | None]:
@@ -213,9 +249,12 @@ def _traffic(run: Run, results: _Results, key: str) -> dict[str, int]:
 
 
 def _is_below_local(result: PeerResult | None) -> bool:
-    if result is None or result.accuracy is None or result.local_accuracy is None:
+    if result is None or result.local_accuracy is None:
         return False
-    return clearly_below(result.accuracy, result.local_accuracy, result.num_test)
+    predicted = result.accuracy if result.blend_accuracy is None else result.blend_accuracy
+    if predicted is None:
+        return False
+    return clearly_below(predicted, result.local_accuracy, result.num_test)
 
 
 def _rows(matrix: WeightMatrix) -> list[list[float] | None]:
@@ -265,7 +304,7 @@ def picture_title(run: Run, matrix: WeightMatrix) -> str:
 
 def print_report(run: Run, summary: Summary, console: Console) -> None:
     """Print what a run came to: a table of its peers, its weight matrix, where all of it lies."""
-    console.print(_peer_table(run, summary, console))
+    console.print(peer_table(run, summary, console))
     for line in _remarks(run, summary):
         console.print(line, highlight=False, markup=False)
     matrix = run.weight_matrix()
@@ -274,58 +313,16 @@ def print_report(run: Run, summary: Summary, console: Console) -> None:
     console.print(f"\nrun folder: {run.folder}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _peer_table(run: Run, summary: Summary, console: Console) -> Table:
-    """Return the table of accuracies in percent, a row per peer in label group order."""
-    table = new_table(console)
-    table.add_column("peer", no_wrap=True, max_width=24)
-    table.add_column("test", justify="right")
-    for heading in ("mixture", "own", "local-only", "gain", "MB sent"):
-        table.add_column(heading, justify="right")
-    table.add_column("", no_wrap=True)
-    for name in run.weight_matrix().by_group().rows:
-        accuracy, local = summary.accuracy[name], summary.local_accuracy[name]
-        table.add_row(
-            Text(name, style=group_style((run.label_groups or {}).get(name))),
-            str(summary.num_test[name] or "-"),
-            percent(accuracy),
-            percent(summary.own_accuracy[name]),
-            percent(local),
-            _difference(accuracy, local),
-            f"{summary.bytes_sent[name] / 1e6:.1f}",
-            _note(summary, name),
-        )
-    table.add_section()
-    for label, mixture, own, local in (
-        ("mean", summary.mean, summary.own_mean, summary.local_mean),
-        ("weighted mean", summary.weighted_mean, None, summary.weighted_local_mean),
-        ("bottom decile", summary.bottom_decile, None, summary.local_bottom_decile),
-    ):
-        cells = (percent(mixture), percent(own), percent(local), _difference(mixture, local))
-        table.add_row(label, "", *cells, style="bold")
-    return table
-
-
-def _difference(accuracy: float | None, local: float | None) -> Text:
-    if accuracy is None or local is None:
-        return Text("-")
-    style = "green" if accuracy > local else "red" if accuracy < local else ""
-    return Text(f"{100 * (accuracy - local):+.1f}", style=style)
-
-
-def _note(summary: Summary, name: str) -> Text:
-    if name in summary.unfinished:
-        return Text("not finished", style="yellow")
-    if name in summary.untested:
-        return Text("no test data", style="dim")
-    if name in summary.below_local:
-        return Text("below local-only", style="bold red")
-    return Text("")
-
-
 def _remarks(run: Run, summary: Summary) -> list[str]:
+    what = (
+        "mixture, memory, both blended with weight lam on the memory, own model"
+        if summary.personalized
+        else "mixture, own model"
+    )
+    predicted = "blend" if summary.personalized else "mixture"
     remarks = [
-        "accuracy in percent of each peer's own test examples, by mixture, own model and "
-        "local-only; gain is mixture over local-only; weighted is by training examples"
+        f"accuracy in percent of each peer's own test examples, by {what} and "
+        f"local-only; gain is {predicted} over local-only; weighted is by training examples"
     ]
     if summary.below_local:
         remarks.append(

@@ -102,6 +102,8 @@ def _headlines(settings: SwarmSettings, simulation: Simulation, opened: Run) -> 
     ]
     if simulate.mode == "lockstep" and unused:
         lines.append(f'{", ".join(unused)}: of no use unless simulate.mode = "asynchronous"')
+    if settings.personalization.watch:
+        lines.append("personalization.watch: of no use in a simulation, whose data are all given")
     drifting = [peer.name for peer in simulation.peers.values() if peer.later is not None]
     if drifting:
         lines.append(f"the data of {', '.join(drifting)} change half-way")

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from peer.assembly import new_learner, split_examples, without_holdout
+from peer.collection import Collection
 from peer.core import PeerCore, PeerSnapshot
 from peer.daemon import RoundReport
 from peer.data import Split
 from peer.evaluate import train_alone
 from peer.events import ExamplesChanged, RoundFinished
 from peer.learner import Measurement
-from peer.result import peer_result
+from peer.memory import Memory, Schedule
+from peer.result import mixture_of, peer_result
 from peer.streams import Streams
 from peer.torch_learner import TorchLearner
 from peer.validation import Validation
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, DataError
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
 from sim.asynchronous import Asynchronous
@@ -48,6 +52,7 @@ class SimulatedPeer:
         learner: Its model and optimizer.
         core: Its rounds.
         validation: The accuracy of its mixture on the measuring examples.
+        memory: Of its examples; None without personalization.
         starts: How often it came back.
         reported: What it had measured and differentiated, and when, at the end of its last round.
     """
@@ -60,6 +65,7 @@ class SimulatedPeer:
     learner: TorchLearner
     core: PeerCore
     validation: Validation
+    memory: Memory | None
     starts: int = 0
     reported: tuple[int, int, float] = (0, 0, 0.0)
 
@@ -99,6 +105,7 @@ class Simulation:
             for name, part in zip(self._ids, slices, strict=True)
         }
         self._half = (settings.rounds + 1) // 2
+        self._schedule = Schedule.of(settings.personalization, settings.algorithm, settings.rounds)
         self._began_s = time.monotonic()
         self.engine = self._new_engine()
 
@@ -119,6 +126,8 @@ class Simulation:
         """
         self._on_round = on_round
         self._began_s = time.monotonic()
+        for peer in self.peers.values():
+            self._renew(peer)
         self.engine.run(wanted)
 
     def is_present(self, peer: SimulatedPeer) -> bool:
@@ -152,6 +161,7 @@ class Simulation:
             local=local,
             weights={self.peers[each].name: round(weight, 6) for each, weight in weights.items()},
             totals=self._totals(peer, peer.reported[2]),
+            personal=self._evaluate_memory(peer),
         )
         return {
             **result,
@@ -176,7 +186,18 @@ class Simulation:
             learner=learner,
             core=self._new_core(name, learner.parameters()),
             validation=Validation(learner.measured_labels),
+            memory=self._new_memory(name, num_classes, examples, learner),
         )
+
+    def _new_memory(
+        self, name: str, num_classes: int, examples: Split, learner: TorchLearner
+    ) -> Memory | None:
+        settings = self._settings
+        if settings.personalization.kind == "none":
+            return None
+        streams = Streams.of(settings.seed, name)
+        collection = Collection(examples, settings.algorithm.holdout_fraction, streams.batches)
+        return Memory(settings.personalization, learner, collection, num_classes, streams.memory)
 
     def _new_learner(self, name: str, num_classes: int, examples: Split) -> TorchLearner:
         settings = self._settings
@@ -242,6 +263,7 @@ class Simulation:
             fresh = self._new_learner(peer.name, peer.num_classes, peer.examples).parameters()
             peer.learner.adopt(fresh)
             peer.core = self._new_core(peer.name, fresh, peer.starts)
+            peer.memory = self._new_memory(peer.name, peer.num_classes, peer.examples, peer.learner)
         else:
             saved = peer.core.snapshot()
             model = saved.model.tensors
@@ -268,10 +290,27 @@ class Simulation:
             )
             self._on_round(peer, report, self._totals(peer, now_s))
         peer.reported = work.measured, work.gradients, now_s
+        self._renew(peer)
         if peer.later is not None and finished.round_number + 1 == self._half:
             peer.learner.use_examples(peer.later)
             peer.validation = Validation(peer.learner.measured_labels)
+            _take(peer, peer.later)
             self.engine.tell(peer.peer_id, ExamplesChanged())
+
+    def _renew(self, peer: SimulatedPeer) -> None:
+        """Renew a peer's memory where it is due; where a model diverged, it stays as it was."""
+        rounds_done = peer.core.round_number
+        if peer.memory is not None and self._schedule.is_due(rounds_done):
+            may_tune = self._schedule.may_tune(rounds_done)
+            with suppress(DataError):
+                mixture = mixture_of(peer.peer_id, peer.core)
+                peer.memory.renew(mixture, rounds_done, may_tune=may_tune)
+
+    def _evaluate_memory(self, peer: SimulatedPeer) -> dict[str, float | None] | None:
+        if peer.memory is None:
+            return None
+        test = (peer.later or peer.examples).test
+        return peer.memory.evaluate(mixture_of(peer.peer_id, peer.core), test)
 
     def _totals(self, peer: SimulatedPeer, now_s: float) -> dict[str, float]:
         """Return what a peer has spent, all its starts together."""
@@ -285,7 +324,7 @@ class Simulation:
     def _train_alone(self, peer: SimulatedPeer, wanted: Callable[[], bool]) -> Tensors | None:
         """Train local-only with as many steps, on the data that the peer has at the time."""
         algorithm = self._settings.algorithm
-        steps = algorithm.steps_after(self._settings.rounds)
+        steps = algorithm.steps_after(self._settings.rounds, closed=True)
         before = steps if peer.later is None else algorithm.steps_after(self._half)
         learner = self._new_learner(peer.name, peer.num_classes, without_holdout(peer.examples))
         local = train_alone(learner, before, wanted)
@@ -293,6 +332,15 @@ class Simulation:
             learner.use_examples(without_holdout(peer.later))
             local = train_alone(learner, steps - before, wanted)
         return local
+
+
+def _take(peer: SimulatedPeer, later: Split) -> None:
+    """Let a peer remember what it has now, beside what it had, as its strategy will."""
+    if peer.memory is not None:
+        train = later.train
+        is_held = np.repeat([False, True], [len(later.fit), len(later.holdout)])
+        with suppress(DataError):
+            peer.memory.take(train, peer.memory.embed_new(train), is_held)
 
 
 def _peer_id(number: int) -> PeerId:

@@ -86,6 +86,7 @@ class Simulator:
             counters={},
             seconds=report.seconds,
             work=report.work,
+            memory=peer.memory.report() if peer.memory else None,
         )
 
     def _wanted(self) -> bool:
