@@ -54,6 +54,9 @@ paper: $(INSTALLED) ## Run every comparison of the README again; hours, and resu
 	  $(BIN)/coterie compare $$config --out runs/paper-$$name && \
 	  cp runs/paper-$$name/results.json configs/results/$$name.json && \
 	  cp runs/paper-$$name/results.png configs/pictures/$$name.png || exit 1; done
+	$(BIN)/coterie study odcl --out runs/paper-odcl
+	cp runs/paper-odcl/results.json configs/results/odcl.json
+	cp runs/paper-odcl/results.png configs/pictures/odcl.png
 
 FASHION_MNIST := data/fashion-mnist
 FASHION_MNIST_FILES := train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \

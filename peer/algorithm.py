@@ -25,6 +25,9 @@ from protocol.tensors import Tensors
 
 Vector = npt.NDArray[np.float32]
 
+ClusteringName = Literal["linkage", "convex", "kmeans", "gradient"]
+"""The clusterings of `peer.clustering` that settings can name."""
+
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
@@ -38,9 +41,10 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         ValueError: Two settings exclude each other.
     """
 
-    profile: Literal["default", "thrifty", "paper"] = "default"
+    profile: Literal["default", "thrifty", "odcl", "paper"] = "default"
     """Presets for the settings below that aren't given: `default`; `thrifty`, which averages models
-    for a tenth of the traffic; or the literal `paper`."""
+    for under half the traffic; `odcl`, which averages inside the clusters of a warm start; or the
+    literal `paper`."""
     num_neighbors: Natural = 3
     """M, neighbors sampled a round. More find friends sooner and cost more traffic; 0 is learning
     alone. Paper: 3."""
@@ -74,6 +78,16 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     already tell friends from strangers. Paper: cold."""
     start_steps: Annotated[int, msgspec.Meta(ge=1)] = 10
     """Local steps of a one-shot start."""
+    warm_start: Literal["none", "odcl"] = "none"
+    """`odcl` fetches everybody's model once after a one-shot start, and clusters the directions in
+    which they have gone: those of the own cluster are the first collaborators, all alike until they
+    are measured. It costs a model of each peer, finds groups at once, and hurts where there are
+    none. Needs some forty `start_steps`. Paper: none."""
+    clustering: ClusteringName = "linkage"
+    """How `odcl` clusters: `linkage` and `convex` find the number of clusters themselves, `kmeans`
+    and `gradient` are told it by `num_clusters`, or find it by silhouette."""
+    num_clusters: Natural = 0
+    """See `clustering`; 0 is not to tell it."""
     exchange: Literal["gradients", "average"] = "gradients"
     """What collaboration is: gradients for the sampled neighbors' models and a mixture of models to
     predict with; or averaging the fetched models into the own one, the only one that predicts,
@@ -119,6 +133,11 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 'exchange_every = 1 and exchange = "gradients", or anchor = true'
             )
 
+        if self.warm_start == "odcl" and self.start != "oneshot":
+            raise ValueError(
+                'warm_start = "odcl" clusters what peers learned alone: set start = "oneshot"'
+            )
+
     @property
     def bits(self) -> Bits | None:
         """Width of the codec; None when numbers travel as they are."""
@@ -156,6 +175,17 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         "epsilon": 0.0,
         "min_probes": 0.1,
         "min_gradient_weight": 0.02,
+    },
+    "odcl": {
+        "exchange": "average",
+        "exchange_every": 10,
+        "num_neighbors": 6,
+        "temperature": 1.0,
+        "epsilon": 0.0,
+        "min_probes": 0.1,
+        "min_gradient_weight": 0.02,
+        "warm_start": "odcl",
+        "start_steps": 40,
     },
     "paper": {
         "exploration": "uniform",
@@ -350,6 +380,12 @@ def _norm(vector: Vector) -> float:
     """Euclidean norm; infinite or NaN exactly when something isn't finite, or overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.sqrt(squared) if (squared := float(np.dot(vector, vector))) >= 0 else math.nan
+
+
+def trainable(model: Tensors) -> Vector:
+    """Return the trainable parameters as one vector, aligned with gradients; gaps are zero."""
+    layout = model.layout.gradient
+    return Tensors.of(layout, {name: model.as_f32(name) for name in layout.index}).flat_f32()
 
 
 def mix_predictions(

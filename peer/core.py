@@ -19,6 +19,8 @@ from peer.acquaintances import Acquaintances, KeptModel
 from peer.algorithm import AlgorithmSettings, Verdict, WeightedGradient
 from peer.events import (
     Adopt,
+    Cluster,
+    Clustered,
     Differentiate,
     Differentiated,
     Effect,
@@ -52,6 +54,9 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import MAX_FRIENDS, GradientUpdate, ModelSnapshot, PeerId, Version
 from protocol.tensors import Tensors
 
+MAX_CLUSTERED = 1024
+"""Most models of others that are fetched to be clustered: they are in memory at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSnapshot:
@@ -80,6 +85,7 @@ class _Phase(Enum):
     IDLE = auto()  # before the first round, and after the last
     STARTING = auto()  # waiting for the first local steps
     E_STEP = auto()  # waiting for models and measurements
+    CLUSTERING = auto()  # waiting for Clustered
     M_STEP = auto()  # waiting for the own gradients to be made
     CLOSING = auto()  # waiting for RoundClosed
     STEPPING = auto()  # waiting for Stepped
@@ -128,6 +134,7 @@ class PeerCore:
             self._round_number = restored.round_number
             model_round = restored.model.version.round_number
         self._newcomer = restored is None
+        self._initial = model
         self._model = ModelSnapshot(
             version=Version(incarnation, model_round),
             tensors=restored.model.tensors if restored is not None else model,
@@ -192,6 +199,8 @@ class PeerCore:
                 return self._after_e_step()
             case Measured(peer_id, _, loss):
                 return self._take_loss(peer_id, loss)
+            case Clustered(_, members, _):
+                return self._take_cluster(members)
             case Differentiated():
                 return self._take_gradient(event)
             case RoundClosed():
@@ -238,12 +247,13 @@ class PeerCore:
         """A newcomer may take its first steps before it shows itself."""
         if not self._newcomer:
             return [Publish(self._model), *self._begin_round()]
-        self._explorer.begin_survey(self._neighbors)
+        if not self._is_gathering:  # which is a survey, too
+            self._explorer.begin_survey(self._neighbors)
         steps = self._settings.first_steps
         if not steps:
             return [Publish(self._model), *self._begin_round()]
         self._phase = _Phase.STARTING
-        batches = tuple(Batch(number) for number in range(steps))
+        batches = tuple(Batch(number, self._is_one_shot) for number in range(steps))
         return [Train(self._round_number, self._model.tensors, batches)]
 
     def _begin_round(self) -> list[Effect]:
@@ -262,7 +272,7 @@ class PeerCore:
         for peer_id in sorted(self._awaited):
             kept = self._known.kept.get(peer_id)
             have = kept.snapshot if kept else None
-            effects.append(Fetch(peer_id, self._round_number, have))
+            effects.append(Fetch(peer_id, self._round_number, have, self._is_gathering))
         if not self._is_final:
             self._awaited.add(self._peer_id)
             effects.append(Measure(self._peer_id, self._round_number, self._model.tensors))
@@ -277,11 +287,26 @@ class PeerCore:
             return False
         return self._round_number >= self._rounds - int(self._settings.final_full * self._rounds)
 
+    @property
+    def _is_gathering(self) -> bool:
+        """Whether this is the round in which everybody's model is fetched, to cluster them."""
+        return self._newcomer and self._round_number == 0 and self._settings.warm_start == "odcl"
+
+    @property
+    def _is_one_shot(self) -> bool:
+        """Whether models are exchanged once only: nobody needs a holdout, nor a newer model."""
+        return self._is_gathering and self._rounds == 1
+
     def _choose_neighbors(self) -> set[PeerId]:
         """Choose whom to sample, and return all whose models are wanted."""
         if self._settings.num_neighbors == 0:
             self._sampled = ()
             return set()  # M = 0 is learning alone
+        if self._is_gathering:
+            self._sampled = ()
+            return set(
+                algorithm.uniform_neighbors(self._neighbors.ordered, MAX_CLUSTERED, self._rng)
+            )
         weights = self.training_weights()
         weights.pop(self._peer_id, None)
         stale = self._round_number - self._settings.refresh_after
@@ -313,7 +338,7 @@ class PeerCore:
         if self._phase is not _Phase.E_STEP or peer_id not in self._awaited:
             return []
         self._known.keep(peer_id, snapshot, self._round_number)
-        if self._is_final:
+        if self._is_final or self._is_gathering:
             return self._have_at_hand(peer_id)
         return [Measure(peer_id, self._round_number, snapshot.tensors)]
 
@@ -345,6 +370,46 @@ class PeerCore:
         """Do the E-step once every model of the round is there, or given up."""
         if self._phase is not _Phase.E_STEP or self._awaited:
             return []
+        if self._is_gathering:
+            return self._cluster()
+        return self._close_e_step()
+
+    def _cluster(self) -> list[Effect]:
+        """Ask who belongs together, if anybody is there to belong to."""
+        self._phase = _Phase.CLUSTERING
+        models = {peer_id: self._tensors_of(peer_id) for peer_id in sorted(self._at_hand)}
+        models[self._peer_id] = self._model.tensors
+        settings = self._settings
+        if len(models) == 1:
+            return self._take_cluster(())
+        return [
+            Cluster(
+                self._round_number,
+                models,
+                self._initial,
+                settings.clustering,
+                settings.num_clusters,
+            )
+        ]
+
+    def _take_cluster(self, members: tuple[PeerId, ...]) -> list[Effect]:
+        """Take those of the own cluster for as good as the own model, as long as nobody measured.
+
+        Strangers stay unmeasured, so that those whom the clustering missed can still be found.
+        """
+        if self._phase is not _Phase.CLUSTERING:
+            return []
+        own = self._losses.setdefault(self._peer_id, 0.0)
+        self._losses |= dict.fromkeys(members, own)
+        if self._settings.exchange == "average":
+            self._sampled = members
+        else:
+            number = self._settings.num_neighbors
+            self._sampled = algorithm.uniform_neighbors(members, number, self._rng)
+        return self._close_e_step()
+
+    def _close_e_step(self) -> list[Effect]:
+        """Turn the round's losses into weights, and go on."""
         self._update_averages()
         self._weights = self.training_weights()
         adopted = self._best_to_adopt()
@@ -510,8 +575,11 @@ class PeerCore:
         made_in = self._round_number if starting else self._round_number + 1
         version = Version(self._model.version.incarnation, made_in)
         self._model = ModelSnapshot(version=version, tensors=model, friends=self._friends())
-        published = Publish(self._model)
-        return [published, *(self._begin_round() if starting else self._finish_round())]
+        if starting:
+            return [Publish(self._model), *self._begin_round()]
+        # After one shot, whoever comes late must still see what all others have clustered.
+        published = [] if self._is_one_shot else [Publish(self._model)]
+        return [*published, *self._finish_round()]
 
     def _friends(self) -> tuple[PeerId, ...]:
         """The best collaborators, as others are told: they may be theirs, too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -18,6 +19,8 @@ from peer.core import PeerCore
 from peer.data import Split
 from peer.events import (
     Adopt,
+    Cluster,
+    Clustered,
     Differentiate,
     Effect,
     Event,
@@ -47,11 +50,17 @@ from peer.pace import Pace
 from peer.record import PHASES, WORK
 from peer.validation import Validation
 from peer.work import Job, do_job, num_gradients
-from protocol.errors import ModelError, PeerUnreachable, RemoteProtocolError
-from protocol.messages import GradientUpdate, PeerId
+from protocol.deadlines import Deadlines
+from protocol.errors import ModelError, PeerRefused, PeerUnreachable, RemoteProtocolError
+from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, RefusalCode
 from protocol.transport.interface import Transport
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+AGAIN_S = 0.1
+"""How soon a patient fetch asks again, in seconds."""
 
 _PHASE_OF: Mapping[type[Job], str] = {
     Measure: "measure",
@@ -59,6 +68,7 @@ _PHASE_OF: Mapping[type[Job], str] = {
     Step: "step",
     Train: "step",
     Adopt: "step",
+    Cluster: "measure",
 }
 
 
@@ -87,7 +97,7 @@ class Daemon:
         core: What to do.
         learner: How to learn; called in one worker thread, so that the event loop stays free.
         labels: Of the measuring examples, shape (num_examples,).
-        fetch_timeout_s: Longest wait for a model.
+        fetch_timeout_s: Longest wait for a model; less for who is known to be quicker.
         push_timeout_s: Longest wait for a gradient to be taken.
         pace: When to fetch and when to close a round.
         on_round: Told of every finished round.
@@ -118,6 +128,7 @@ class Daemon:
         self._validation = Validation(labels)
         self._next_examples: Split | None = None
         self._fetch_timeout_s = fetch_timeout_s
+        self._deadlines = Deadlines(fetch_timeout_s)
         self._push_timeout_s = push_timeout_s
         self._pace = pace
         self._on_round = on_round
@@ -144,6 +155,7 @@ class Daemon:
     async def run(self, transport: Transport) -> None:
         """Do rounds until stopped; the transport is started and closed by the caller."""
         self._transport = transport
+        self._round_began = time.monotonic()
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._spawn(self._learn(), "learner")
@@ -228,7 +240,7 @@ class Daemon:
                 self._pace.begin(self._core.round_number)
             case Fetch():
                 self._spawn(self._fetch(effect), f"fetch {effect.peer_id}")
-            case Measure() | Differentiate() | Step() | Train() | Adopt():
+            case Measure() | Differentiate() | Cluster() | Step() | Train() | Adopt():
                 self._jobs.put_nowait(lambda: self._do(effect))
             case SendGradient(peer_id, update):
                 self._send(peer_id, update)
@@ -260,7 +272,7 @@ class Daemon:
         began = time.monotonic()
         event: Event
         try:
-            snapshot = await self._transport.fetch(peer_id, effect.have, self._fetch_timeout_s)
+            snapshot = await self._pull(effect)
         except (PeerUnreachable, RemoteProtocolError):
             event = FetchFailed(peer_id, round_number)  # the transport counted and logged it
         else:
@@ -271,6 +283,33 @@ class Daemon:
             )
         self._seconds["fetch"] += time.monotonic() - began
         self._feed(event)
+
+    async def _pull(self, effect: Fetch) -> ModelSnapshot | None:
+        """Fetch within the deadline; a patient fetch asks again while there is no model yet."""
+        if not effect.patient:
+            return await self._pull_promptly(effect)
+        end = time.monotonic() + self._fetch_timeout_s
+        while True:
+            left_s = end - time.monotonic()
+            try:
+                return await self._transport.fetch(effect.peer_id, effect.have, left_s)
+            except PeerRefused as error:
+                if error.code != RefusalCode.NO_MODEL or left_s < AGAIN_S:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    async def _pull_promptly(self, effect: Fetch) -> ModelSnapshot | None:
+        """Fetch once, within the deadline that follows from the neighbor's last models."""
+        began, deadline_s = time.monotonic(), self._deadlines.of(effect.peer_id)
+        try:
+            snapshot = await self._transport.fetch(effect.peer_id, effect.have, deadline_s)
+        except PeerUnreachable:
+            if time.monotonic() - began >= deadline_s:
+                self._deadlines.failed(effect.peer_id)
+            raise
+        if snapshot is not None:  # that nothing changed says little of how long a model takes
+            self._deadlines.answered(effect.peer_id, time.monotonic() - began)
+        return snapshot
 
     def _send(self, peer_id: PeerId, update: GradientUpdate) -> None:
         """Let one gradient a destination be on its way, and one, the newest, wait."""
@@ -324,6 +363,8 @@ class Daemon:
                 self._work_done["measured"] += 1
             else:
                 self._work_done["differentiated"] += num_gradients(job)
+            if isinstance(event, Clustered):
+                logger.info("clustered %s", event.note)
             self._feed(event)
             if steps:
                 self.in_step = True

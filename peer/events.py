@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from peer.algorithm import Verdict
+from peer.algorithm import ClusteringName, Verdict
 from peer.learner import Batch
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId
 from protocol.tensors import Tensors
@@ -93,6 +93,15 @@ class ExamplesChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Clustered:
+    """Answers `Cluster` with the others of the own cluster, sorted, and a note on all of it."""
+
+    round_number: int
+    members: tuple[PeerId, ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoundClosed:
     """Answers `ReadyToClose`: step with what has arrived."""
 
@@ -123,6 +132,7 @@ Event = (
     | GradientArrived
     | ModelAsked
     | ExamplesChanged
+    | Clustered
     | RoundClosed
     | Stepped
     | StopRequested
@@ -138,11 +148,15 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fetch a peer's newest model unless it is the one at hand, on which the answer may build."""
+    """Fetch a peer's newest model unless it is the one at hand, on which the answer may build.
+
+    A patient one waits, up to the deadline, for a peer that has no model to show yet.
+    """
 
     peer_id: PeerId
     round_number: int
     have: ModelSnapshot | None
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +176,25 @@ class Differentiate:
     round_number: int
     model: Tensors
     batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Find out who belongs together, by where models went from the common initial one.
+
+    Attributes:
+        round_number: The round.
+        models: By owner, the own one among them.
+        initial: Where all started.
+        clustering: The name of the clustering.
+        num_clusters: What it is told, 0 for nothing.
+    """
+
+    round_number: int
+    models: Mapping[PeerId, Tensors]
+    initial: Tensors
+    clustering: ClusteringName
+    num_clusters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +282,7 @@ Effect = (
     | Fetch
     | Measure
     | Differentiate
+    | Cluster
     | SendGradient
     | ReadyToClose
     | Step

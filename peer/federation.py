@@ -46,6 +46,8 @@ from protocol.transport.zeromq import ZeroMQTransport
 logger = logging.getLogger(__name__)
 
 ALLOW_INTERVAL_S = 1.0
+SUSPICIOUS_TIMES = 3
+"""Times that this peer is said to live somewhere else, before we say what that means."""
 _LONGEST_TICKET_S = 5.0
 
 
@@ -79,6 +81,7 @@ class Federation:
         self._next_ticket = itertools.count()
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._doubled = False
         self._core: Membership
         self._transport: ZeroMQTransport
 
@@ -158,6 +161,7 @@ class Federation:
         loop = asyncio.get_running_loop()
         for effect in self._core.handle(event, loop.time()):
             self._interpret(effect, self._tasks)
+        self._look_for_double()
         if self._timer is not None:
             self._timer.cancel()
         if self._core.next_deadline < math.inf:
@@ -198,6 +202,18 @@ class Federation:
         for ticket, (since, _) in list(self._tickets.items()):
             if since < horizon:
                 del self._tickets[ticket]
+
+    def _look_for_double(self) -> None:
+        """Say once that another process has our key, when it has contradicted us often enough."""
+        double, times = self._core.double, self._core.counters.doubles
+        if double is not None and times >= SUSPICIOUS_TIMES and not self._doubled:
+            self._doubled = True
+            logger.warning(
+                "another process seems to run with this peer's key, as %s at %s: "
+                "give each peer a key of its own",
+                double.name,
+                double.endpoint,
+            )
 
     def _tell(self, member: MemberUpdate) -> None:
         """Log who comes and goes; what is only suspected isn't news."""

@@ -44,12 +44,13 @@ from peer.result import mixture_of, peer_result
 from peer.stopping import stop_signals
 from peer.streams import Streams
 from peer.torch_learner import TorchLearner
+from protocol.digest import digest_of
 from protocol.discovery.interface import Discovery
 from protocol.discovery.mqtt import MqttDiscovery
 from protocol.discovery.presence import Presence, State
 from protocol.discovery.static import StaticDiscovery, check_endpoint
 from protocol.errors import CheckpointError, ConfigError, CoterieError
-from protocol.identity import AllowList, read_key_pair
+from protocol.identity import AllowList, check_secret, read_key_pair
 from protocol.membership_settings import MembershipSettings
 from protocol.messages import PeerId
 from protocol.status import Counted, Learning
@@ -132,8 +133,13 @@ class _Peer:
             intake = Intake(settings, base, dataset, self._split, self._seed)
             self._split = intake.collection.split()
         self._learner = self._new_learner(self._split)
+        self._task = self._learner.task
+        if algorithm.warm_start == "odcl":  # says nothing of models that started elsewhere
+            start = digest_of(self._learner.parameters().buffer.data)
+            self._task += f", started from {start} (model_seed)"
         self._keys = read_key_pair(resolve(base, network.secret_key))
         self._allowed = AllowList(resolve(base, network.allow))
+        check_secret(self._keys, resolve(base, network.secret_key), self._allowed)
         self._operators = AllowList(resolve(base, network.operators)) if network.operators else None
         self._checkpoint_path = state / CHECKPOINT_FILE
         restored = self._restore()
@@ -167,6 +173,7 @@ class _Peer:
             resolve(base, network.allow),
             resolve(base, network.neighbors_file) if network.neighbors_file else None,
             self._keys.peer_id,
+            settings.name,
         )
         self._verdicts: Counter[str] = Counter()
         self._last: RoundFinished | None = None
@@ -211,7 +218,7 @@ class _Peer:
             name=settings.name,
             incarnation=self._incarnation,
             layout=self._learner.layout,
-            task=self._learner.task,
+            task=self._task,
             listener=self._daemon,
             bits=settings.algorithm.bits,
             operators=self._operators,
@@ -279,7 +286,7 @@ class _Peer:
                 incarnation=self._incarnation,
                 advertise=endpoint,
                 public_key=self._keys.public_key,
-                layout_fingerprint=self._learner.layout.fingerprint(self._learner.task),
+                layout_fingerprint=self._learner.layout.fingerprint(self._task),
                 name=self._settings.name,
             )
             self._mqtt = found["mqtt"] = MqttDiscovery(

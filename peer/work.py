@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from peer.events import (
     Adopt,
+    Cluster,
+    Clustered,
     Differentiate,
     Differentiated,
     Measure,
@@ -15,8 +17,8 @@ from peer.events import (
 from peer.learner import Learner, Measurement
 from protocol.messages import PeerId
 
-Job = Measure | Differentiate | Step | Train | Adopt
-Done = Measured | Differentiated | Stepped
+Job = Measure | Differentiate | Cluster | Step | Train | Adopt
+Done = Measured | Differentiated | Clustered | Stepped
 
 
 def do_job(learner: Learner, own: PeerId, job: Job) -> tuple[Done, Measurement | None]:
@@ -38,6 +40,8 @@ def do_job(learner: Learner, own: PeerId, job: Job) -> tuple[Done, Measurement |
         case Differentiate(peer_id, _, model, batch):
             gradient = learner.differentiate(model, batch, own=peer_id == own)
             return Differentiated(peer_id, number, gradient.tensors, gradient.num_examples), None
+        case Cluster():
+            return cluster(own, job), None
         case Step(_, total, batches, held):
             model = learner.step(total)
             if batches:
@@ -47,6 +51,16 @@ def do_job(learner: Learner, own: PeerId, job: Job) -> tuple[Done, Measurement |
             return Stepped(number, learner.train(model, batches)), None
         case Adopt(_, _, model):
             return Stepped(number, learner.adopt(model)), None
+
+
+def cluster(own: PeerId, job: Cluster) -> Clustered:
+    """Return who is in the own cluster: a job that takes no learner."""
+    from peer.oneshot import group  # who never clusters needs no scikit-learn in memory
+
+    groups = group(
+        job.models, job.initial, clustering=job.clustering, num_clusters=job.num_clusters
+    )
+    return Clustered(job.round_number, groups.others_of(own), groups.note)
 
 
 def num_gradients(job: Job) -> int:

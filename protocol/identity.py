@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,21 @@ def read_key_pair(secret_path: Path) -> KeyPair:
             f"if nobody has read it, run chmod 600 {secret_path}; else make a new key"
         )
     _decode(text, str(secret_path))
-    return KeyPair(zmq.curve_public(text.encode()).decode(), text)
+    return KeyPair(_public_half(text), text)
+
+
+def check_secret(pair: KeyPair, secret_path: Path, allow_list: AllowList) -> None:
+    """Check that what was read as a secret key isn't the public key of somebody.
+
+    Raises:
+        IdentityError: It is.
+    """
+    name = allow_list.names().get(pair.secret_key)
+    if name is not None:
+        raise IdentityError(
+            f"{secret_path} holds the public key of {name}: it must hold the secret one, which "
+            "coterie keygen wrote into the .key file"
+        )
 
 
 def read_public_key(path: Path) -> str:
@@ -116,6 +130,7 @@ class AllowList:
         self.directory = directory
         self.faults: tuple[str, ...] = ()
         self._names: dict[str, str] = {}
+        self._public_of: dict[str, str] = {}
         self._stamp: object = None
         self.refresh()
 
@@ -139,16 +154,36 @@ class AllowList:
             ) from error
         if stamp == self._stamp:
             return False
-        names, faults = {}, []
-        for file, _ in stamp:
-            path = Path(file)
-            try:
-                names[read_public_key(path)] = path.stem
-            except IdentityError as error:
-                faults.append(str(error))
+        names, faults = self._read([Path(file) for file, _ in stamp])
         changed = names != self._names
         self._stamp, self._names, self.faults = stamp, names, tuple(faults)
         return changed
+
+    def _read(self, paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
+        """Return the name of each good key, and what is wrong with the other files."""
+        names: dict[str, str] = {}
+        faults = []
+        for path in paths:
+            try:
+                key = read_public_key(path)
+            except IdentityError as error:
+                faults.append(str(error))
+                continue
+            if key in names:
+                faults.append(
+                    f"{path} holds the key of {names[key]}, too: give each peer a key of its own"
+                )
+            else:
+                names[key] = path.stem
+        # Only its public half tells that a key is a secret one: both are any 32 bytes.
+        self._public_of = {key: self._public_of.get(key) or _public_half(key) for key in names}
+        secrets = {key: names[public] for key, public in self._public_of.items() if public in names}
+        for key, owner in secrets.items():
+            faults.append(
+                f"{self.directory / names.pop(key)}.pub holds the secret key of {owner}: "
+                "remove the file, and make that peer a new key"
+            )
+        return names, faults
 
     def __contains__(self, public_key: object) -> bool:
         return public_key in self._names
@@ -163,6 +198,10 @@ def _written_at(entry: os.DirEntry[str]) -> int:
         return entry.stat().st_mtime_ns
     except OSError:  # just removed, or a dangling link: reading it will tell
         return 0
+
+
+def _public_half(secret_key: str) -> str:
+    return zmq.curve_public(secret_key.encode()).decode()
 
 
 def _exists(path: Path) -> IdentityError:

@@ -71,6 +71,7 @@ class MembershipCounters:
         suspicions: Times that a member became suspect here, whoever began.
         deaths: Members that this peer found dead itself.
         refutations: Times that this peer had to say that it lives.
+        doubles: Times that this peer was said to live somewhere else.
         pauses: Times that this peer was paused, by its late timers.
         reconnects: Attempts to reach seeds and dead members.
         relays_refused: Pings on behalf of others that were too many.
@@ -84,6 +85,7 @@ class MembershipCounters:
     suspicions: int = 0
     deaths: int = 0
     refutations: int = 0
+    doubles: int = 0
     pauses: int = 0
     reconnects: int = 0
     relays_refused: int = 0
@@ -100,6 +102,8 @@ class Membership:
 
     Attributes:
         own: What this peer says of itself.
+        double: Where it was last said to live, but doesn't: once, it may have lived there before;
+            again and again, another process has its key and contradicts it.
         counters: What it did.
 
     Args:
@@ -117,6 +121,7 @@ class Membership:
         now: float,
     ) -> None:
         self.own = own
+        self.double: Address | None = None
         self.counters = MembershipCounters()
         self._settings = settings
         self._rng = rng
@@ -462,6 +467,9 @@ class Membership:
             self.counters.refutations += 1
             if claim.standing in (Standing.SUSPECT, Standing.DEAD):
                 self._awareness.worsen()
+            elif claim.standing is Standing.ALIVE and claim.address != own.address:
+                self.counters.doubles += 1
+                self.double = claim.address
             self.own = replace(own, incarnation=claim.incarnation + 1)
             self._rumors.spread(self.own)
         elif claim.standing is not Standing.ALIVE and claim.incarnation < own.incarnation:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from peer.core import PeerCore
 from peer.events import (
     Adopt,
+    Cluster,
     Differentiate,
     Effect,
     Event,
@@ -190,6 +191,11 @@ class Asynchronous(Engine):
 
     def _ask(self, asker: PeerId, fetch: Fetch, deadline_s: float) -> None:
         owner = fetch.peer_id
+        if fetch.patient and owner not in self._editions:
+            if self._waiting[asker].get(owner) is fetch:
+                again_s = self.now_s + self._settings.gradient_s
+                self._at(again_s, partial(self._ask, asker, fetch, deadline_s), asker, owner)
+            return
         self._handle(owner, ModelAsked(asker))
         answer: Event = FetchFailed(owner, fetch.round_number)
         size_bytes = 0
@@ -228,7 +234,7 @@ class Asynchronous(Engine):
     def _duration_s(self, peer_id: PeerId, job: Job) -> float:
         settings, gradients = self._settings, num_gradients(job)
         match job:
-            case Measure():
+            case Measure() | Cluster():
                 seconds = settings.measure_s
             case Differentiate():
                 seconds = settings.gradient_s

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from peer.data import Examples, Split
 from peer.events import (
     Adopt,
+    Cluster,
     Differentiate,
     Differentiated,
     Measure,
@@ -21,7 +22,7 @@ from peer.events import (
     Train,
 )
 from peer.learner import Batch, Probabilities, TrainingSettings
-from peer.work import Done, Job
+from peer.work import Done, Job, cluster
 from protocol.errors import LocalProtocolError
 from protocol.messages import PeerId
 from protocol.tensors import Layout, Tensors, TensorSpec
@@ -115,6 +116,7 @@ class BatchedCrowd:
         measures: list[tuple[int, int, Measure]] = []
         differentiations: list[tuple[int, int, Differentiate]] = []
         changes: dict[int, list[tuple[int, _Change]]] = {}
+        answers: dict[int, Done] = {}
         for position, (peer_id, job) in enumerate(jobs):
             row = self._rows[peer_id]
             match job:
@@ -122,9 +124,10 @@ class BatchedCrowd:
                     measures.append((position, row, job))
                 case Differentiate():
                     differentiations.append((position, row, job))
+                case Cluster():
+                    answers[position] = cluster(peer_id, job)
                 case Step() | Train() | Adopt():
                     changes.setdefault(row, []).append((position, job))
-        answers: dict[int, Done] = {}
         answers.update(self._measure_all(measures))
         answers.update(self._differentiate_all(differentiations))
         while changes:  # one job a peer at a time: the next one goes on from its model

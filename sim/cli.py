@@ -26,6 +26,7 @@ examples:
   coterie simulate configs/digits.toml   the same peers in one process, reproducibly
   coterie compare configs/compare-digits.toml
                                          FedeRiCo beside other methods
+  coterie study odcl                     one round of clustering, where the truth is known
   coterie peer alice.toml                one peer, by hand
   coterie remember alice.toml new.npz    give it new examples while it runs
 
@@ -39,6 +40,7 @@ _COMMANDS = {
     "swarm": ("sim.swarm", "run many peers on this machine and report"),
     "simulate": ("sim.simulate", "run many peers in one process, reproducibly, and report"),
     "compare": ("sim.compare", "compare methods in several regimes, tuned alike"),
+    "study": ("sim.study", "study an algorithm on problems of which the truth is known"),
     "peer": ("peer.cli", "run one peer in the foreground"),
     "inspect": ("sim.inspect", "show who collaborates with whom in a run"),
     "status": ("sim.status", "ask running peers how they are doing"),

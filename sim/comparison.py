@@ -20,7 +20,9 @@ from sim.methods import METHODS, find_method
 from sim.partition_settings import PartitionSettings
 from sim.regimes import REGIMES, SIZES, regime_settings
 
-WITHOUT_LOCAL_STEPS = frozenset({"local", "federico", "federico-thrifty", "federico-paper"})
+WITHOUT_LOCAL_STEPS = frozenset(
+    {"local", "federico", "federico-thrifty", "federico-paper", "federico+knn"}
+)
 """Methods that never exchange, or say themselves how often: that part of the grid is spared."""
 
 ORACLES = frozenset({"oracle"})

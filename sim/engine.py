@@ -11,6 +11,7 @@ from typing import Protocol
 from peer.core import PeerCore
 from peer.events import (
     Adopt,
+    Cluster,
     Differentiate,
     Effect,
     Event,
@@ -170,7 +171,7 @@ class Engine(ABC):
                 self._editions[peer_id] = publish(snapshot, self._bits, before)
             case Fetch():
                 self._fetch(peer_id, effect)
-            case Measure() | Differentiate() | Step() | Train() | Adopt():
+            case Measure() | Differentiate() | Cluster() | Step() | Train() | Adopt():
                 self._do(peer_id, effect)
             case SendGradient(receiver, update):
                 self._send(peer_id, receiver, update)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,31 +43,35 @@ def federico(
     Raises:
         ConfigError: A setting is unknown or impossible, or not even one round fits the budget.
     """
-    settings = _settings(profile, changes)
-    rounds = settings.rounds_for(budget.steps)
-    if rounds < 1:
-        raise ConfigError(
-            f"steps = {budget.steps} leaves no round of {settings.exchange_every} steps after "
-            f"{settings.first_steps} first ones: raise it"
-        )
+    return run_rounds(members, budget, rng, settings_of(profile, changes))
+
+
+def run_rounds(
+    members: Sequence[Member],
+    budget: Budget,
+    rng: np.random.Generator,
+    settings: AlgorithmSettings,
+    after_round: Callable[[Member, Learner, PeerCore], None] = lambda member, learner, core: None,
+) -> Outcome:
+    """Do the rounds of all peers.
+
+    Args:
+        members: The peers.
+        budget: What they may spend; what isn't a whole round is left.
+        rng: Decides who is sampled.
+        settings: FedeRiCo's.
+        after_round: Told of every finished round of every peer, once its data have drifted.
+
+    Raises:
+        ConfigError: Not even one round fits the budget.
+    """
+    rounds = rounds_within(budget, settings)
     by_id = {member.peer_id: member for member in members}
     learners = {
         member.peer_id: member.new_learner(loss=settings.loss, measure_on=settings.measure_on)
         for member in members
     }
-    cores = {
-        peer_id: PeerCore(
-            peer_id=peer_id,
-            settings=settings,
-            model=learner.parameters(),
-            incarnation=0,
-            rounds=rounds,
-            rng=stream,
-        )
-        for (peer_id, learner), stream in zip(
-            learners.items(), rng.spawn(len(learners)), strict=True
-        )
-    }
+    cores = _new_cores(learners, settings, rounds, rng)
     last = max(by_id)
 
     def on_round(peer_id: PeerId, finished: RoundFinished) -> None:
@@ -75,6 +79,7 @@ def federico(
         if done == (rounds + 1) // 2:
             by_id[peer_id].drift()
             engine.tell(peer_id, ExamplesChanged())
+        after_round(by_id[peer_id], learners[peer_id], cores[peer_id])
         if peer_id == last:
             budget.on_round(done, rounds)
 
@@ -93,6 +98,21 @@ def federico(
     )
 
 
+def rounds_within(budget: Budget, settings: AlgorithmSettings) -> int:
+    """Return how many whole rounds fit the budget.
+
+    Raises:
+        ConfigError: None does.
+    """
+    rounds = settings.rounds_for(budget.steps)
+    if rounds < 1:
+        raise ConfigError(
+            f"steps = {budget.steps} leaves no round of {settings.exchange_every} steps after "
+            f"{settings.first_steps} first ones: raise it"
+        )
+    return rounds
+
+
 def predict(
     learner: Learner,
     weights: Mapping[PeerId, float],
@@ -105,7 +125,12 @@ def predict(
     )
 
 
-def _settings(profile: str, changes: Mapping[str, Any]) -> AlgorithmSettings:
+def settings_of(profile: str, changes: Mapping[str, Any]) -> AlgorithmSettings:
+    """Return a profile's settings with some changed.
+
+    Raises:
+        ConfigError: There is no such profile, or a setting is unknown or impossible.
+    """
     if profile not in PROFILES:
         raise ConfigError(f"unknown profile {profile!r}; known are {', '.join(PROFILES)}")
     try:
@@ -113,6 +138,26 @@ def _settings(profile: str, changes: Mapping[str, Any]) -> AlgorithmSettings:
         return msgspec.convert(tree, AlgorithmSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"FedeRiCo's settings: {error}") from error
+
+
+def _new_cores(
+    learners: Mapping[PeerId, Learner],
+    settings: AlgorithmSettings,
+    rounds: int,
+    rng: np.random.Generator,
+) -> dict[PeerId, PeerCore]:
+    streams = rng.spawn(len(learners))
+    return {
+        peer_id: PeerCore(
+            peer_id=peer_id,
+            settings=settings,
+            model=learner.parameters(),
+            incarnation=0,
+            rounds=rounds,
+            rng=stream,
+        )
+        for (peer_id, learner), stream in zip(learners.items(), streams, strict=True)
+    }
 
 
 def _weight_matrix(cores: Mapping[PeerId, PeerCore]) -> npt.NDArray[np.float64]:

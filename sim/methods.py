@@ -23,6 +23,7 @@ from sim.baselines.odcl import odcl
 from sim.baselines.oracle import oracle
 from sim.cohort import Method
 from sim.federico import federico
+from sim.federico_knn import federico_knn
 
 METHODS: Mapping[str, Method] = {
     "local": local,
@@ -43,6 +44,7 @@ METHODS: Mapping[str, Method] = {
     "federico": federico,
     "federico-thrifty": partial(federico, profile="thrifty"),
     "federico-paper": partial(federico, profile="paper"),
+    "federico+knn": federico_knn,
 }
 """A method is one file and one line here."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
+from peer.algorithm import ClusteringName
 from peer.clustering.convex import ConvexClustering
 from peer.clustering.gradient import GradientClustering
 from peer.clustering.interface import Clustering
@@ -11,8 +12,6 @@ from peer.clustering.kmeans import KMeans
 from peer.clustering.linkage import AverageLinkage
 from peer.clustering.number import BySilhouette
 from protocol.errors import ConfigError
-
-Choice = Literal["linkage", "convex", "kmeans", "gradient"]
 
 OF_UPDATES = 0.035
 """The `least_gap` of average linkage for the directions of networks' updates: many dimensions in
@@ -25,7 +24,7 @@ def choose(name: str, num_clusters: int = 0) -> Clustering:
     """Return a clustering of updates' directions by name.
 
     Args:
-        name: One of `Choice`.
+        name: One of `ClusteringName`.
         num_clusters: K, for `kmeans` and `gradient`; 0 finds it by silhouette. The others find it
             by themselves.
 
@@ -48,5 +47,5 @@ def choose(name: str, num_clusters: int = 0) -> Clustering:
                 return make(num_clusters=num_clusters)
             return BySilhouette(make=lambda number: make(num_clusters=number))
         case _:
-            known = ", ".join(get_args(Choice))
+            known = ", ".join(get_args(ClusteringName))
             raise ConfigError(f"unknown clustering {name!r}; known are {known}")

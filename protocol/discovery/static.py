@@ -26,15 +26,22 @@ class StaticDiscovery:
         keys: Directory with each peer's public key, `NAME.pub`.
         file: TOML lines `NAME = "ENDPOINT"`; they win over `endpoints`.
         own: Our own peer id, which is left out.
+        name: What we are called; under another name our own key is worth a warning.
     """
 
     def __init__(
-        self, endpoints: Mapping[str, str], keys: Path, file: Path | None, own: PeerId
+        self,
+        endpoints: Mapping[str, str],
+        keys: Path,
+        file: Path | None,
+        own: PeerId,
+        name: str = "",
     ) -> None:
         self._endpoints = dict(endpoints)
         self._keys = keys
         self._file = file
         self._own = own
+        self._name = name
 
     async def watch(self) -> AsyncGenerator[Mapping[PeerId, Address], None]:
         """Yield the addresses once the file is there, then whenever it changes.
@@ -76,7 +83,14 @@ class StaticDiscovery:
             addresses[peer_id_of(public_key)] = Address(
                 name=name, endpoint=endpoint, public_key=public_key
             )
-        addresses.pop(self._own, None)
+        ourselves = addresses.pop(self._own, None)
+        if ourselves is not None and self._name not in ("", ourselves.name):
+            logger.warning(
+                "the neighbor %s has this peer's own key and is left out: if it is another peer, "
+                "give each a key of its own",
+                ourselves.name,
+            )
+            self._name = ourselves.name  # once is enough
         return addresses
 
 

@@ -35,6 +35,13 @@ class Admission:
         self._next_early_look = 0.0
         self._fault = ""
         self._peer_ids: dict[str, PeerId] = {}
+        self._tell_faults()
+        if not allow_list.names():
+            logger.warning(
+                "%s names nobody, so that nobody may connect: put the .pub file of every allowed "
+                "peer in it, which may be done at any time",
+                allow_list.directory,
+            )
 
     def sender(self, public_key: str) -> PeerId | None:
         """Return the peer id of this z85-encoded key, or None when it isn't allowed now."""
@@ -70,12 +77,15 @@ class Admission:
             allow_list = self._allow_list
             logger.info("%s now names %d keys", allow_list.directory, len(allow_list.names()))
         if self._allow_list.faults != faults:
-            for fault in self._allow_list.faults:
-                logger.warning("left out of the allow-list: %s", fault)
+            self._tell_faults()
         ended = time.monotonic()
         # A newcomer is looked up at once where that is cheap; a removed key can wait a little.
         self._next_early_look = ended + (ended - began) / _MAX_SHARE
         self._next_look = max(self._next_early_look, ended + self._interval_s)
+
+    def _tell_faults(self) -> None:
+        for fault in self._allow_list.faults:
+            logger.warning("left out of the allow-list: %s", fault)
 
 
 class Doorkeeper:
@@ -85,16 +95,16 @@ class Doorkeeper:
     """
 
     def __init__(
-        self, context: Context, may_connect: Callable[[str], bool], counters: Counters
+        self, context: Context, objection: Callable[[str], str], counters: Counters
     ) -> None:
         """Open the door.
 
         Args:
             context: The one whose sockets are asked for.
-            may_connect: Whether a z85-encoded key may connect now.
+            objection: Says what is wrong with a z85-encoded key; nothing when it may connect now.
             counters: Where to count.
         """
-        self._may_connect = may_connect
+        self._objection = objection
         self._counters = counters
         self._refused: dict[str, int] = {}
         self._next_log = 0.0
@@ -120,14 +130,17 @@ class Doorkeeper:
         public_key = ""
         if domain == ZAP_DOMAIN and mechanism == b"CURVE" and len(rest) == 1 and len(rest[0]) == 32:
             public_key = zmq.utils.z85.encode(rest[0]).decode()
-        if public_key and self._may_connect(public_key):
-            verdict = (b"200", b"OK", public_key.encode(), b"")
+        objection = (
+            self._objection(public_key) if public_key else "is of another security mechanism"
+        )
+        if objection:
+            verdict = (b"400", objection.encode(), b"", b"")
+            self._log_refusal(public_key, address.decode(errors="replace"), objection)
         else:
-            verdict = (b"400", b"not in the allow-list", b"", b"")
-            self._log_refusal(public_key, address.decode(errors="replace"))
+            verdict = (b"200", b"OK", public_key.encode(), b"")
         self._port.send((route, b"", version, request_id, *verdict))
 
-    def _log_refusal(self, public_key: str, address: str) -> None:
+    def _log_refusal(self, public_key: str, address: str, objection: str) -> None:
         self._counters.connections_refused += 1
         if public_key:
             self._refused[public_key] = self._refused.pop(public_key, 0) + 1
@@ -137,9 +150,9 @@ class Doorkeeper:
         if now >= self._next_log:
             self._next_log = now + _LOG_INTERVAL_S
             logger.warning(
-                "refused a connection from %s: the key %s is not in the allow-list "
-                "(%d refused so far)",
+                "refused a connection from %s: its key %s %s (%d refused so far)",
                 address,
-                public_key or "of another security mechanism",
+                public_key,
+                objection,
                 self._counters.connections_refused,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
@@ -87,6 +88,8 @@ class Connection:
         self._nudged = asyncio.Event()
         self._attempt: Attempt | None = None
         self._dialing: asyncio.Task[None] | None = None
+        self._ready_at = math.inf
+        self._told_down = False
         self._next_log = 0.0
         self._log_interval_s = surroundings.settings.log_again_s
 
@@ -337,15 +340,21 @@ class Connection:
         self._nudged.clear()
         self._welcomed.set()
         self._settled.set()
-        if before is not State.DIALING:
+        self._ready_at = self._loop.time()
+        if self._told_down:
+            self._told_down = False
             logger.info("%s is back", self.address.name)
+        if before is not State.DIALING:
             self._around.on_change()
-        self._next_log, self._log_interval_s = 0.0, self._around.settings.log_again_s
 
     def _log_down(self) -> None:
-        """Log once, then at a growing interval."""
-        now = self._loop.time()
+        """Log once, then at a growing interval, also of a peer that comes and goes."""
+        now, log_again_s = self._loop.time(), self._around.settings.log_again_s
+        if now - self._ready_at >= log_again_s:
+            self._ready_at = math.inf  # it was steady: its loss is news
+            self._next_log, self._log_interval_s = now, log_again_s
         if now >= self._next_log:
+            self._told_down = True
             self._next_log = now + self._log_interval_s
             self._log_interval_s *= 2
             logger.warning("%s; dialing it again now and then", self._error)

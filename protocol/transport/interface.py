@@ -40,12 +40,12 @@ class Counters:
         requests_refused: Requests of others that were refused.
         malformed: Messages from others that the protocol doesn't allow.
         replies_dropped: Replies that a slow or vanished asker could not take.
-        connections_refused: Connections of keys that are not in the allow-list.
+        connections_refused: Connections of keys that are not in the allow-list, or are banned.
         connections_lost: Times that a peer that had welcomed us became unreachable.
         dials_failed: Attempts to reach a peer in vain.
         transfers_resumed: Transfers that went on after a lost connection or a lost transfer.
         peers_banned: Times that a peer was refused for its many malformed messages.
-        shunned: Messages of such peers that were dropped unread.
+        shunned: Messages of such peers that were dropped unread, with their connection.
         status_reports: Reports given to operators.
     """
 

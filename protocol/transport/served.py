@@ -174,11 +174,16 @@ class Served:
             case _:
                 self._refuse_fault(sender, message, f"{type(message).__name__} asks nothing", reply)
 
+    def bans(self, sender: PeerId) -> bool:
+        """Say whether a peer is refused for a while, for its many faults."""
+        session = self._sessions.get(sender)
+        return session is not None and session.banned_until > self._now()
+
     def shuns(self, sender: PeerId) -> bool:
         """Say whether to drop a message unread: of a banned peer all but one a second."""
-        session, now = self._sessions.get(sender), self._now()
-        if session is None or session.banned_until <= now:
+        if not self.bans(sender):
             return False
+        session, now = self._sessions[sender], self._now()
         if now - session.looked_at < _REFUSAL_INTERVAL_S:
             self._counters.shunned += 1
             return True

@@ -9,6 +9,7 @@ import socket as system_socket
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 
@@ -134,6 +135,21 @@ def _try_bind(router: zmq.Socket[bytes], host: str, port: int) -> zmq.ZMQError |
     return fault
 
 
+def hang_up(frame: zmq.Frame, port: int) -> None:
+    """Cut the connection that a frame came through; libzmq, which can't be told to, follows.
+
+    The frame knows a descriptor, which may be closed by now and name something else: only a
+    connection to our `port` is cut, and a wrong one there costs its owner a redial.
+    """
+    with suppress(OSError, zmq.ZMQError):
+        descriptor = int(frame.get(zmq.SRCFD))
+        with system_socket.fromfd(
+            descriptor, system_socket.AF_INET, system_socket.SOCK_STREAM
+        ) as connection:
+            if connection.getsockname()[1:2] == (port,):
+                connection.shutdown(system_socket.SHUT_RDWR)
+
+
 async def resolve(endpoint: Endpoint, attempt: int) -> Endpoint:
     """Return the endpoint with a literal address; each attempt takes the next one of a name.
 
@@ -198,7 +214,8 @@ class DialMonitor:
         match event:
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._on_failure(
-                    "it refuses our key: put our .pub file into the allow-list of that peer"
+                    "it refuses our key: put our .pub file into the allow-list of that peer, "
+                    "unless its log says that we are refused for malformed messages"
                 )
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._on_failure(

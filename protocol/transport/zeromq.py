@@ -57,7 +57,7 @@ from protocol.transport.pull import Pull
 from protocol.transport.push import Push
 from protocol.transport.served import Served
 from protocol.transport.settings import TransportSettings
-from protocol.transport.sockets import bind, make_context, make_listener
+from protocol.transport.sockets import bind, hang_up, make_context, make_listener
 from protocol.transport.transfers import CODING
 
 logger = logging.getLogger(__name__)
@@ -167,8 +167,8 @@ class ZeroMQTransport:
         settings = self._settings
         self._loop = asyncio.get_running_loop()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verify")
-        router, port = await self._bind()
-        endpoint = str(advertised(self._listen, self._advertise, port))
+        router, self._port = await self._bind()
+        endpoint = str(advertised(self._listen, self._advertise, self._port))
         self._credentials = credentials = self._describe(advertise=endpoint)
         self._began = self._loop.time()
         self._served = Served(
@@ -207,7 +207,7 @@ class ZeroMQTransport:
         if self._operators is not None:
             self._oversight = Admission(self._operators, interval_s)
         # The order matters: bound without an answering ZAP handler, a CURVE server admits anyone.
-        self._doorkeeper = Doorkeeper(self._context, self._may_connect, self.counters)
+        self._doorkeeper = Doorkeeper(self._context, self._objection, self.counters)
         router = make_listener(self._context, self._key_pair)
         try:
             return router, await bind(router, self._listen, self._settings.bind_retry_s)
@@ -403,13 +403,16 @@ class ZeroMQTransport:
         public_key = _user_of(frames[1])
         sender = self._admission.sender(public_key)
         if sender is not None and self._served.shuns(sender):
+            hang_up(frames[0], self._port)
             return
         reply = functools.partial(self._reply, route)
         try:
             # Only a body is worth not copying; a message of more frames is refused by `decode`.
             message, body = decode((*parts, *(frame.buffer for frame in frames[3:])))
         except RemoteProtocolError as error:
-            if sender is not None:
+            if sender is None:  # an operator, or no longer allowed
+                hang_up(frames[0], self._port)
+            else:
                 self._served.strike(sender, str(error))
             return
         if isinstance(message, StatusRequest) and self._is_operator(public_key):
@@ -417,7 +420,7 @@ class ZeroMQTransport:
             report = StatusReport(request_id=message.request_id)
             reply(report, encode_status(self.status()))
         elif sender is None:
-            self._shut_out(public_key, message, reply)
+            self._shut_out(public_key, message, reply, frames[0])
         else:
             self._served.handle(sender, message, body, reply)
 
@@ -430,13 +433,12 @@ class ZeroMQTransport:
         else:
             self.counters.replies_dropped += 1
 
-    def _shut_out(
-        self, public_key: str, message: Message, reply: Callable[[Message, Buffer | None], None]
-    ) -> None:
-        """Refuse a peer that was allowed when it connected; at most once a second."""
+    def _shut_out(self, public_key: str, message: Message, reply: Reply, frame: zmq.Frame) -> None:
+        """Refuse a peer that was allowed when it connected, and cut it off if it goes on."""
         self.counters.requests_refused += 1
         now = self._loop.time()
         if now < self._refused_at.get(public_key, float("-inf")) + _REFUSAL_INTERVAL_S:
+            hang_up(frame, self._port)
             return
         if public_key not in self._refused_at:
             logger.warning("%s is no longer in the allow-list and is shut out", public_key)
@@ -457,8 +459,14 @@ class ZeroMQTransport:
     def _is_operator(self, public_key: str) -> bool:
         return self._oversight is not None and self._oversight.sender(public_key) is not None
 
-    def _may_connect(self, public_key: str) -> bool:
-        return self._admission.sender(public_key) is not None or self._is_operator(public_key)
+    def _objection(self, public_key: str) -> str:
+        """Say why a key may not connect now; nothing when it may."""
+        sender = self._admission.sender(public_key)
+        if sender is not None and self._served.bans(sender):
+            return "has sent too many malformed messages"
+        if sender is None and not self._is_operator(public_key):
+            return "is not in the allow-list"
+        return ""
 
     def status(self) -> PeerStatus:
         """Return how we are doing."""

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peer.algorithm import average_models
+from peer.algorithm import average_models, trainable
 from peer.learner import Batch, Learner
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
-from sim.baselines.arithmetic import average, trainable
+from sim.baselines.arithmetic import average
 from sim.cohort import Budget, Member, Outcome, Spending
 
 PERSONAL, GLOBAL = PeerId("personal"), PeerId("global")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from peer.algorithm import Vector, average_models
+from peer.algorithm import average_models
 from peer.data import Examples
 from peer.learner import Learner
 from protocol.tensors import Tensors
@@ -59,12 +59,6 @@ def cluster_weights(members: Sequence[Member], clusters: Sequence[int]) -> npt.N
     together = np.equal.outer(clusters, clusters) * sizes
     weights: npt.NDArray[np.float64] = together / together.sum(axis=1, keepdims=True)
     return weights
-
-
-def trainable(model: Tensors) -> Vector:
-    """Return the trainable parameters as one vector, aligned with gradients; gaps are zero."""
-    layout = model.layout.gradient
-    return Tensors.of(layout, {name: model.as_f32(name) for name in layout.index}).flat_f32()
 
 
 def shuffled(model: Tensors, rng: np.random.Generator) -> Tensors:

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from peer.algorithm import trainable
 from peer.learner import Batch
-from sim.baselines.arithmetic import average_clusters, cluster_weights, trainable
+from sim.baselines.arithmetic import average_clusters, cluster_weights
 from sim.cohort import Budget, Member, Outcome, Spending
 
 Updates = npt.NDArray[np.float32]

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from peer.algorithm import trainable
 from peer.learner import Batch, Learner
 from protocol.tensors import Tensors
-from sim.baselines.arithmetic import average, trainable
+from sim.baselines.arithmetic import average
 from sim.cohort import Budget, Member, Outcome, Spending
 
 

@@ -28,10 +28,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from peer.algorithm import average_models
+from peer.algorithm import average_models, trainable
 from peer.learner import Batch, Learner
 from protocol.tensors import Tensors
-from sim.baselines.arithmetic import trainable
 from sim.cohort import Budget, Member, Outcome, Spending
 
 Row = npt.NDArray[np.float64]

@@ -15,18 +15,14 @@ of asking one peer to cluster: each model travels once, and each average back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from peer.algorithm import Vector
-from peer.clustering.choice import Choice, choose
-from peer.clustering.interface import Clustering, in_order_of_appearance
-from peer.clustering.span import gather
+from peer.algorithm import ClusteringName
 from peer.learner import Batch
-from protocol.messages import PeerId
-from protocol.tensors import Tensors
-from sim.baselines.arithmetic import average_clusters, cluster_weights, trainable
+from peer.oneshot import group
+from sim.baselines.arithmetic import average_clusters, cluster_weights
 from sim.cohort import Budget, Member, Outcome, Spending
 
 
@@ -36,7 +32,7 @@ def odcl(
     rng: np.random.Generator,
     *,
     start_steps: int = 0,
-    clustering: Choice = "linkage",
+    clustering: ClusteringName = "linkage",
     num_clusters: int = 0,
 ) -> Outcome:
     """Train alone, cluster once, and average.
@@ -44,15 +40,14 @@ def odcl(
     Args:
         members: The peers.
         budget: What they may spend.
-        rng: Draws the clustering's starts, if it has any.
+        rng: Unused: nothing is drawn.
         start_steps: Local steps before the exchange, up to a whole round; 0 leaves none for after
             it, as in the paper.
         clustering: How to cluster.
-        num_clusters: See `choose`.
+        num_clusters: What it is told; 0 lets it find the number.
     """
     learners = [member.new_learner() for member in members]
     initial = learners[0].parameters()
-    cluster = choose(clustering, num_clusters)
     alone = start_steps or budget.steps
     models = [initial] * len(members)
     clusters: list[int] = []
@@ -62,49 +57,18 @@ def odcl(
         models = [learner.train(m, batches) for learner, m in zip(learners, models, strict=True)]
         meets = steps.stop >= min(alone, budget.steps)
         if meets:
-            clusters = clusters or cluster_models(members, models, initial, cluster, rng)
+            if not clusters:
+                groups = group(
+                    {m.peer_id: model for m, model in zip(members, models, strict=True)},
+                    initial,
+                    clustering=clustering,
+                    num_clusters=num_clusters,
+                    sizes={member.peer_id: member.num_train for member in members},
+                )
+                clusters = [groups.labels[member.peer_id] for member in members]
             averages = average_clusters(members, models, clusters)
             models = [averages[number] for number in clusters]
         size = initial.buffer.nbytes if meets else 0
         for spent in spending:
             spent.add(gradients=len(batches), sent=size, received=size)
     return Outcome.of_models(learners, models, spending, cluster_weights(members, clusters))
-
-
-def cluster_models(
-    members: Sequence[Member],
-    models: Sequence[Tensors],
-    initial: Tensors,
-    cluster: Clustering,
-    rng: np.random.Generator,
-) -> list[int]:
-    """Return the cluster of each member, numbered as they appear, by the direction of its update.
-
-    Args:
-        members: All of them.
-        models: θ_i of each.
-        initial: θ_0, where all started.
-        cluster: What clusters.
-        rng: As `cluster` takes it.
-    """
-    start = trainable(initial)
-    directions: Mapping[PeerId, Mapping[str, Vector]] = {
-        member.peer_id: {"direction": _direction(trainable(model) - start)}
-        for member, model in zip(members, models, strict=True)
-    }
-    gathered = gather(directions)
-    sizes = {member.peer_id: float(member.num_train) for member in members}
-    found = cluster(
-        gathered.points, np.array([sizes[peer_id] for peer_id in gathered.peer_ids]), rng
-    )
-    numbers = dict(zip(gathered.peer_ids, found.labels.tolist(), strict=True))
-    alone = {peer_id: found.number + place for place, peer_id in enumerate(gathered.left_out)}
-    labels = in_order_of_appearance((numbers | alone)[member.peer_id] for member in members)
-    result: list[int] = labels.tolist()
-    return result
-
-
-def _direction(update: Vector) -> Vector:
-    """Scale to length 1; no update has no direction."""
-    length = float(np.linalg.norm(update))
-    return update if length == 0.0 else update / np.float32(length)

@@ -13,6 +13,8 @@ from peer.algorithm import PROFILES, AlgorithmSettings, Verdict
 from peer.core import PeerCore
 from peer.events import (
     Adopt,
+    Cluster,
+    Clustered,
     Differentiate,
     Differentiated,
     ExamplesChanged,
@@ -568,6 +570,9 @@ class Swarm(RuleBasedStateMachine):
                 self.feed(owner, Measured(other, number, loss))
             case Differentiate(other, number, model):
                 self.feed(owner, Differentiated(other, number, model, 4))
+            case Cluster(number, models):
+                together = tuple(sorted(models.keys() - {owner}))[::2]
+                self.feed(owner, Clustered(number, together, "every other one"))
             case SendGradient(other, sent):
                 if not lost:
                     self.feed(other, GradientArrived(sent))
@@ -610,3 +615,72 @@ class Swarm(RuleBasedStateMachine):
 
 TestSwarm = Swarm.TestCase
 TestSwarm.settings = hypothesis_settings(max_examples=40, stateful_step_count=60, deadline=None)
+
+
+def warm_core(**settings):
+    return make_core(
+        **{"warm_start": "odcl", "start": "oneshot", "start_steps": 2, "survey": 0, **settings}
+    )
+
+
+def gather_all(core):
+    """Take the first steps, and hand over the models of a friend and a stranger."""
+    (train,) = core.handle(Started(frozenset({FRIEND, STRANGER})))
+    effects = core.handle(Stepped(0, tensors(2.0)))
+    fetches = [effect for effect in effects if isinstance(effect, Fetch)]
+    assert [(fetch.peer_id, fetch.patient) for fetch in fetches] == [
+        (FRIEND, True),
+        (STRANGER, True),
+    ]
+    assert core.handle(Measured(ME, 0, 1.5)) == []
+    assert core.handle(ModelFetched(FRIEND, 0, snapshot(0, value=4.0))) == []
+    (cluster,) = core.handle(ModelFetched(STRANGER, 0, snapshot(0, value=-4.0)))
+    return train, cluster
+
+
+def test_a_warm_start_fetches_everybody_once_and_takes_its_cluster_for_as_good_as_itself():
+    core = warm_core(exchange="average", exchange_every=2)
+    train, cluster = gather_all(core)
+    assert [batch.full for batch in train.batches] == [False, False]
+    assert cluster.models == {ME: tensors(2.0), FRIEND: tensors(4.0), STRANGER: tensors(-4.0)}
+    assert cluster.initial == tensors(0.0)
+    assert kinds(core.handle(Clustered(0, (FRIEND,), "two clusters"))) == [ReadyToClose]
+    (train,) = core.handle(RoundClosed(0))
+    assert train == Train(0, tensors(3.0), (Batch(2), Batch(3)))
+    effects = core.handle(Stepped(0, tensors(3.5)))
+    assert kinds(effects)[:2] == [Publish, RoundFinished]
+    assert effects[1].loss_averages == {ME: 1.5, FRIEND: 1.5}
+    assert effects[1].collaboration_weights == {ME: 0.5, FRIEND: 0.5}
+    assert not any(isinstance(e, Fetch) and e.patient for e in effects)
+
+
+def test_one_shot_averages_the_cluster_and_goes_on_serving_what_it_learned_alone():
+    core = warm_core(exchange="average", exchange_every=2, rounds=1)
+    train, _ = gather_all(core)
+    assert [batch.full for batch in train.batches] == [True, True]
+    core.handle(Clustered(0, (FRIEND,), "two clusters"))
+    assert core.handle(RoundClosed(0)) == [Train(0, tensors(3.0), ())]
+    assert kinds(core.handle(Stepped(0, tensors(3.0)))) == [RoundFinished, Finished]
+    assert core.mixture() == {ME: tensors(3.0)}
+
+
+def test_a_warm_start_without_anybody_there_is_learning_alone():
+    core = warm_core(exchange="average", exchange_every=2)
+    core.handle(Started(frozenset({FRIEND})))
+    core.handle(Stepped(0, tensors(2.0)))
+    core.handle(FetchFailed(FRIEND, 0))
+    assert kinds(core.handle(Measured(ME, 0, 1.5))) == [ReadyToClose]
+    (train,) = core.handle(RoundClosed(0))
+    assert train.model == tensors(2.0)
+
+
+def test_a_warm_started_peer_sends_gradients_to_its_cluster():
+    core = warm_core(num_neighbors=1)
+    gather_all(core)
+    effects = core.handle(Clustered(0, (FRIEND,), "two clusters"))
+    assert [(type(e), e.peer_id) for e in effects] == [(Differentiate, FRIEND)]
+
+
+def test_a_warm_start_needs_first_steps():
+    with pytest.raises(ValueError, match=r'warm_start.*set start = "oneshot"'):
+        AlgorithmSettings(warm_start="odcl", start="cold")

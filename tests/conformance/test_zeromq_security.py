@@ -22,6 +22,7 @@ from helpers_transport import (
     introduce,
     snapshot,
 )
+from zmq.utils.monitor import parse_monitor_message
 
 from protocol import handshake
 from protocol.codec import MAX_CHUNK_BYTES, MAX_FRAME_BYTES, MAX_HEADER_BYTES, decode, encode
@@ -51,7 +52,7 @@ from protocol.messages import (
 from protocol.transport.admission import Admission
 from protocol.transport.interface import Address
 from protocol.transport.settings import TransportSettings
-from protocol.transport.sockets import ZAP_DOMAIN, make_context, make_listener
+from protocol.transport.sockets import ZAP_DOMAIN, hang_up, make_context, make_listener
 
 SILENCE_S = 0.5
 
@@ -135,6 +136,69 @@ async def test_the_three_conditions_of_refusal_hold(swarm: ZeroMQSwarm) -> None:
         pytest.raises(zmq.ZMQError, match="in use"),
     ):
         second.bind("inproc://zeromq.zap.01")
+
+
+async def test_a_banned_peer_is_cut_off_and_kept_out_for_a_while_and_nobody_else_notices(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    swarm = ZeroMQSwarm(TransportSettings(max_strikes=3, ban_s=1.0, allow_list_interval_s=0.05))
+    one, two = await swarm.add(SMALL), await swarm.add(SMALL)
+    introduce(one, two)
+    one.transport.publish(snapshot(SMALL))
+    pair = generate_key_pair()
+    swarm.allow("raw", pair)
+    async with RawDealer(one, pair) as dealer, asyncio.timeout(DEADLINE_S):
+        await dealer.greet(one)
+        monitor = dealer.socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
+        for _ in range(8):  # three to be banned, one that is looked at, and more
+            await dealer.socket.send_multipart([b"nonsense"])
+        events = [parse_monitor_message(await monitor.recv_multipart()) for _ in range(2)]
+        assert [event["event"] for event in events] == [
+            zmq.EVENT_DISCONNECTED,
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH,  # as soon as it comes back
+        ]
+        assert f"its key {pair.public_key} has sent too many malformed messages" in caplog.text
+        assert await serves(one, two)
+        dealer.socket.disable_monitor()
+    assert two.transport.counters.connections_lost == 0
+    await asyncio.sleep(1.0)
+    async with RawDealer(one, pair) as dealer:
+        await dealer.greet(one)
+    await swarm.close()
+
+
+async def test_whoever_goes_on_with_a_removed_key_is_cut_off(swarm: ZeroMQSwarm) -> None:
+    peer = await swarm.add(SMALL)
+    async with await allowed(swarm, peer) as dealer, asyncio.timeout(DEADLINE_S):
+        monitor = dealer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        (swarm.allowed / "raw.pub").unlink()
+        while not await monitor.poll(10):
+            await dealer.tell(Ping(request_id=1))
+        dealer.socket.disable_monitor()
+    assert peer.transport.counters.requests_refused > 0
+
+
+def test_only_a_connection_to_our_port_is_cut() -> None:
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as router,
+        context.socket(zmq.DEALER) as dealer,
+    ):
+        dealer.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        dealer.connect(f"tcp://127.0.0.1:{port}")
+        for our_port, arrives in ((port + 1, True), (port, False)):
+            dealer.send(b"hello")
+            assert router.poll(1000 * DEADLINE_S)
+            frames = router.recv_multipart(copy=False)
+            hang_up(frames[0], our_port)
+            route = frames[0].bytes
+            router.send_multipart([route, b"still there?"])
+            assert bool(dealer.poll(1000 * (DEADLINE_S if arrives else SILENCE_S))) == arrives
+            while dealer.poll(0):
+                dealer.recv()
 
 
 async def test_without_a_zap_handler_nobody_gets_in() -> None:

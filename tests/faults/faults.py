@@ -49,34 +49,56 @@ def field(peers: int, rounds: int, *overrides: str, min_round_s: float = 0.0) ->
 
 def churn(seconds: float = 300.0, peers: int = 16, pause_s: float = 5.0) -> Rows:
     """One random peer is killed every few seconds, and started again as many seconds later."""
-    min_round_s, rng = 0.25, random.Random(0)
+    min_round_s = 0.25
     rounds = round(seconds / min_round_s)
-    accuracies, longest = {}, {}
+    accuracies, longest, kills = {}, {}, 0
     for disturbed in (False, True):
         with field(peers, rounds, min_round_s=min_round_s) as swarm:
             swarm.start(*swarm.names)
-            killed: dict[str, list[int]] = {name: [] for name in swarm.names}
-            began = time.monotonic()
-            while disturbed and time.monotonic() - began < seconds:
-                victim = rng.choice([n for n in swarm.names if n not in swarm.results([n])])
-                swarm.signal(signal.SIGKILL, victim)
-                killed[victim].append(len(swarm.rounds(victim)))
-                time.sleep(pause_s)
-                swarm.start(victim)
-                time.sleep(pause_s)
+            if disturbed:
+                kills = _kill_and_restart(swarm, seconds, pause_s, random.Random(0))
             results = swarm.until_finished(swarm.names, 2 * seconds + 120)
             accuracies[disturbed] = mean_accuracy(results)
             longest[disturbed] = [
-                each["seconds"]["total"]
-                for name in swarm.names
-                for number, each in enumerate(swarm.rounds(name))
-                if number > 0 and number not in killed[name]  # the first after a start is no round
+                each["seconds"]["total"] for name in swarm.names for each in swarm.rounds(name)
             ]
     bound = 2 * percentile(longest[False], 95) + FETCH_TIMEOUT_S
     return [
-        row("churn: longest round of a survivor", max(longest[True]), bound, "s"),
+        row("churn: peers killed", kills, None),
+        row("churn: longest round undisturbed", max(longest[False]), None, "s"),
+        row(
+            "churn: 95th percentile of rounds undisturbed",
+            percentile(longest[False], 95),
+            None,
+            "s",
+        ),
+        row("churn: 99.9th percentile of rounds", percentile(longest[True], 99.9), None, "s"),
+        row("churn: longest round", max(longest[True]), bound, "s"),
         row("churn: fall of mean accuracy", accuracies[False] - accuracies[True], 0.01),
     ]
+
+
+def _kill_and_restart(swarm: Field, seconds: float, pause_s: float, rng: random.Random) -> int:
+    """Kill a peer every `pause_s` by the clock, and start it as much later; return the kills."""
+    began, kills = time.monotonic(), 0
+    down: dict[str, float] = {}  # who is to be started, and when
+    starting: set[str] = set()
+    while (now := time.monotonic()) < began + seconds or down or starting:
+        if now < began + seconds and now >= began + kills * pause_s:
+            done = swarm.results(swarm.names)
+            victim = rng.choice([n for n in swarm.names if n not in {*down, *starting, *done}])
+            swarm.signal(signal.SIGKILL, victim)
+            down[victim] = now + pause_s
+            kills += 1
+        for name in [name for name, at in down.items() if now >= at]:
+            swarm.launch(name)
+            starting.add(name)
+            del down[name]
+        if listening := {name for name in starting if swarm.listens(name)}:
+            swarm.introduce()
+            starting -= listening
+        time.sleep(0.1)
+    return kills
 
 
 def freeze(seconds: float = 20.0, peers: int = 8) -> Rows:
@@ -103,40 +125,75 @@ def freeze(seconds: float = 20.0, peers: int = 8) -> Rows:
         ]
 
 
-def flood(messages: int = 1_000_000, peers: int = 3) -> Rows:
-    """One peer is sent wrong messages, from an allowed and from an unknown key."""
+def flood(messages: int = 1_000_000, seconds: float = 10.0, times: int = 4, peers: int = 3) -> Rows:
+    """One peer is sent wrong messages now and then, from an allowed and from an unknown key."""
     with field(peers, 1_000_000) as swarm:
         swarm.start(*swarm.names[:-1])  # the last one's key is the flooder's
         victim = swarm.names[0]
         facts = json.loads((swarm.home(victim) / "ready.json").read_text())
         process = psutil.Process(facts["pid"])
-        swarm.until(lambda: len(swarm.rounds(victim)) > 100, "it learns", 60)
-        quiet = [each["seconds"]["total"] for each in swarm.rounds(victim)[-80:]]
-        before, seen = process.memory_info().rss, len(swarm.rounds(victim))
         keys: list[list[str]] = [[str(swarm.home(swarm.names[-1]) / "secret.key")], []]
         command = [sys.executable, str(FLOODER), facts["endpoint"], facts["public_key"]]
-        flooders = [
-            subprocess.Popen([*command, str(messages), *key], stdout=subprocess.PIPE, text=True)
-            for key in keys
-        ]
-        sent = [int(flooder.communicate()[0]) for flooder in flooders]
+        swarm.until(lambda: len(swarm.rounds(victim)) > 100, "it learns", 60)
+        sent, dials, before = [0, 0], 0, process.memory_info().rss
+        quiet, during = _Pace(swarm, victim), _Pace(swarm, victim)
+        for _ in range(times):  # in turn, since other work on the machine comes and goes
+            with quiet:
+                time.sleep(seconds)
+            with during:
+                flooders = [
+                    subprocess.Popen(
+                        [*command, str(messages - sent[index]), str(seconds), *key],
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
+                    for index, key in enumerate(keys)
+                ]
+                for index, flooder in enumerate(flooders):
+                    told = json.loads(flooder.communicate()[0])
+                    sent[index] += told["sent"]
+                    dials += told["dials"]
         grown = (process.memory_info().rss - before) / 1e6
-        during = [each["seconds"]["total"] for each in swarm.rounds(victim)[seen:]]
         counters = swarm.rounds(victim)[-1]["counters"]
+        slower = statistics.median(during.rounds) / statistics.median(quiet.rounds)
         return [
-            row("flood: messages from the allowed key", sent[0], None),
+            row("flood: messages from the allowed key, before it was cut off", sent[0], None),
             row("flood: messages that the unknown key got rid of", sent[1], 0.0),
             row("flood: counted as malformed", counters.get("malformed", 0), None),
             row("flood: dropped unread, since it is banned", counters.get("shunned", 0), None),
+            row("flood: connections tried", dials, None),
             row("flood: refused connections", counters.get("connections_refused", 0), None),
             row("flood: memory that the peer grew by", grown, 64.0, "MB"),
-            row(
-                "flood: median round over that before",
-                statistics.median(during) / statistics.median(quiet),
-                1.1,
-                "x",
-            ),
+            row("flood: median round over that in between", slower, 1.1, "x"),
+            row("flood: processor time of a round, the same", during.cost / quiet.cost, None, "x"),
         ]
+
+
+class _Pace:
+    """How long the rounds of a peer took, and what they cost, while this was entered."""
+
+    def __init__(self, swarm: Field, name: str) -> None:
+        self._swarm, self._name = swarm, name
+        self._process = psutil.Process(swarm.pid(name))
+        self._seconds = 0.0
+        self.rounds: list[float] = []
+
+    @property
+    def cost(self) -> float:
+        """Seconds of processor time a round."""
+        return self._seconds / len(self.rounds)
+
+    def __enter__(self) -> None:
+        self._seen, self._began = len(self._swarm.rounds(self._name)), self._used()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds += self._used() - self._began
+        newest = self._swarm.rounds(self._name)[self._seen :]
+        self.rounds += [each["seconds"]["total"] for each in newest]
+
+    def _used(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
 
 
 def poison(

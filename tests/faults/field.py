@@ -78,11 +78,19 @@ class Field:
 
     def start(self, *names: str) -> None:
         """Start peers, and tell all others where they are once they listen."""
+        self.launch(*names)
+        self._introduce(names)
+
+    def launch(self, *names: str) -> None:
+        """Start peers without waiting for them; `introduce` those that listen."""
         for name in names:
             (self.home(name) / "ready.json").unlink(missing_ok=True)
             config = self.home(name) / "config.toml"
             self._processes[name] = self._starter.start(config, self.home(name) / "log.txt")
-        self._introduce(names)
+
+    def listens(self, name: str) -> bool:
+        """Whether a peer that was started can be reached."""
+        return (self.home(name) / "ready.json").exists()
 
     def poison(self, kind: str, *names: str) -> None:
         """Start peers that send or serve poison, or are otherwise odd."""
@@ -140,13 +148,17 @@ class Field:
 
     def _introduce(self, names: Sequence[str]) -> None:
         def ready() -> bool:
-            return all((self.home(name) / "ready.json").exists() for name in names)
+            return all(self.listens(name) for name in names)
 
         self.until(ready, f"{', '.join(names)} listen", READY_TIMEOUT_S)
+        self.introduce()
+
+    def introduce(self) -> None:
+        """Tell all peers where those are that listen."""
         endpoints = {
             name: json.loads((self.home(name) / "ready.json").read_text())["endpoint"]
             for name in self.names
-            if (self.home(name) / "ready.json").exists()
+            if self.listens(name)
         }
         write_toml(self.folder / NEIGHBORS_FILE, endpoints)
 

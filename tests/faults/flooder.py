@@ -1,10 +1,11 @@
 """Send a peer as many wrong messages as it takes: with an allowed key, or with a key nobody knows.
 
-Usage: flooder.py ENDPOINT SERVER_KEY NUM_MESSAGES [SECRET_KEY_FILE]
+Usage: flooder.py ENDPOINT SERVER_KEY NUM_MESSAGES SECONDS [SECRET_KEY_FILE]
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import time
@@ -15,11 +16,11 @@ from pathlib import Path
 import zmq
 
 from protocol.codec import MAX_HEADER_BYTES, encode
-from protocol.identity import generate_key_pair, read_key_pair
+from protocol.identity import KeyPair, generate_key_pair, read_key_pair
 from protocol.messages import MESSAGES, ChunkRequest, GradientChunk, ModelRequest, Ping
 
 BATCH = 1000
-GIVE_UP_S = 10.0
+REDIAL_MS = 100
 
 
 def wrong_messages(rng: random.Random) -> Iterator[Sequence[bytes]]:
@@ -50,29 +51,45 @@ def wrong_messages(rng: random.Random) -> Iterator[Sequence[bytes]]:
                 yield frames
 
 
-def main(endpoint: str, server_key: str, num_messages: int, key_file: Path | None) -> None:
+def main(
+    endpoint: str, server_key: str, num_messages: int, seconds: float, key_file: Path | None
+) -> None:
+    """Send until there were enough messages, or for so long; dial again whenever cut off."""
     pair = generate_key_pair() if key_file is None else read_key_pair(key_file)
     context = zmq.Context()
+    messages, deadline = wrong_messages(random.Random(0)), time.monotonic() + seconds
+    sent = dials = 0
+    while sent < num_messages and time.monotonic() < deadline:
+        dials += 1
+        with dial(context, endpoint, pair, server_key) as socket:
+            while sent < num_messages and socket.poll(REDIAL_MS, zmq.POLLOUT):
+                with suppress(zmq.Again):  # cut off in the middle of a message
+                    socket.send_multipart(next(messages), zmq.DONTWAIT)
+                    sent += 1
+                while socket.poll(0):
+                    socket.recv_multipart()
+            socket.linger = 1000 if sent == num_messages else 0
+    print(json.dumps({"sent": sent, "dials": dials}))
+    context.term()
+
+
+def dial(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, pair: KeyPair, server_key: str
+) -> zmq.Socket[bytes]:
+    """Connect once; what is sent is written only while the door is open."""
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
     socket.sndhwm = BATCH
-    socket.immediate = 1  # nothing is written while the door is shut
+    socket.immediate = 1
+    socket.reconnect_ivl = -1
     socket.curve_publickey = pair.public_key.encode()
     socket.curve_secretkey = pair.secret_key.encode()
     socket.curve_serverkey = server_key.encode()
     socket.connect(endpoint)
-    messages, sent, waiting_since = wrong_messages(random.Random(0)), 0, time.monotonic()
-    while sent < num_messages and time.monotonic() - waiting_since < GIVE_UP_S:
-        if socket.poll(100, zmq.POLLOUT):
-            with suppress(zmq.Again):  # shut in the middle of a message
-                socket.send_multipart(next(messages), zmq.DONTWAIT)
-                sent, waiting_since = sent + 1, time.monotonic()
-        while socket.poll(0):
-            socket.recv_multipart()
-    print(sent)
-    context.destroy(linger=0 if key_file is None else 1000)
+    return socket
 
 
 if __name__ == "__main__":
-    secret = Path(sys.argv[4]) if len(sys.argv) > 4 else None
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), secret)
+    endpoint, server_key, num_messages, seconds, *secret = sys.argv[1:]
+    key_file = Path(secret[0]) if secret else None
+    main(endpoint, server_key, int(num_messages), float(seconds), key_file)

@@ -20,9 +20,10 @@ from helpers_cohort import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.algorithm import trainable
 from peer.data import Examples, Split
 from peer.learner import Batch
-from sim.baselines.arithmetic import average, shuffled, trainable
+from sim.baselines.arithmetic import average, shuffled
 from sim.baselines.dpsgd import dpsgd, draw_graph, gossip, metropolis_weights
 from sim.baselines.fedavg import fedavg
 from sim.baselines.fedavg_plus import fedavg_plus

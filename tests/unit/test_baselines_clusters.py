@@ -20,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from peer.algorithm import trainable
 from peer.learner import Batch
-from sim.baselines.arithmetic import example_losses, trainable
+from sim.baselines.arithmetic import example_losses
 from sim.baselines.clustered import Criterion, bipartition, clustered
 from sim.baselines.fedavg import fedavg
 from sim.baselines.fedem import fedem

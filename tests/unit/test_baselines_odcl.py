@@ -7,14 +7,10 @@ import pytest
 from helpers_cohort import accuracies, assert_same_bits, digits, make_members, probabilities, run
 
 from peer.clustering.choice import choose
-from peer.clustering.linkage import AverageLinkage
 from protocol.errors import ConfigError
-from protocol.tensors import Tensors
 from sim.baselines.local import local
-from sim.baselines.odcl import cluster_models, odcl
+from sim.baselines.odcl import odcl
 from sim.baselines.oracle import oracle
-
-NOBODY_DRAWS = np.random.default_rng(0)
 
 
 def test_a_few_steps_alone_tell_groups_apart_and_then_it_is_as_good_as_the_oracle():
@@ -39,21 +35,6 @@ def test_of_one_cluster_one_shot_is_the_average_of_local_models():
         members[0].new_learner().parameters().buffer.nbytes
     ] * 3
     assert_same_bits(*[[p] for p in probabilities(everybody, [slices[0]] * 3)[:2]])
-
-
-def test_a_model_that_is_not_finite_is_left_alone():
-    members = make_members(digits(4, groups=2))
-    initial = members[0].new_learner().parameters()
-    values = [(1.0, 0.0), (1.0, 0.01), (0.0, 1.0), (np.nan, 1.0)]
-    models = []
-    for first, rest in values:
-        model = Tensors.of(initial.layout, initial)
-        flat = model.flat_f32()
-        flat[: len(flat) // 2] += first
-        flat[len(flat) // 2 :] += rest
-        models.append(model)
-    clusters = cluster_models(members, models, initial, AverageLinkage(), NOBODY_DRAWS)
-    assert clusters == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize(

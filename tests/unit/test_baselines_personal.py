@@ -18,12 +18,13 @@ from helpers_cohort import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.algorithm import trainable
 from peer.learner import Batch
 from peer.models import build_model
 from protocol.errors import ModelError
 from protocol.tensors import Layout, TensorSpec
 from sim.baselines.apfl import apfl, mix
-from sim.baselines.arithmetic import shuffled, trainable
+from sim.baselines.arithmetic import shuffled
 from sim.baselines.ditto import ditto, train_near
 from sim.baselines.fedavg import fedavg
 from sim.baselines.fedrep import fedrep, head_of, head_steps, train_part

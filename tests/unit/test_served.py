@@ -683,5 +683,8 @@ def test_a_banned_peer_is_read_once_a_second_and_nobody_else_is_shunned() -> Non
     assert 3 <= sum(read) <= 5  # in four seconds
     assert desk.counters.shunned == len(read) - sum(read)
     assert not desk.served.shuns(BOB)
+    assert desk.served.bans(ADA)
+    assert not desk.served.bans(BOB)
     desk.time += 600
+    assert not desk.served.bans(ADA)
     assert not desk.served.shuns(ADA)

@@ -1,0 +1,90 @@
+"""One-shot clustering (ODCL): whose models went the same way from the common initial parameters.
+
+Source: Armacki et al., "One-Shot Federated Learning for Model Clustering and Learning in
+Heterogeneous Environments", 2022, for models solved to the end. Here networks are compared after
+some local steps, and only by direction, (θ_i - θ_0) / ‖θ_i - θ_0‖: how far a peer gets depends on
+how much data it has, and nobody draws others near by being far away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from peer.algorithm import ClusteringName, Vector, trainable
+from peer.clustering.choice import choose
+from peer.clustering.interface import in_order_of_appearance
+from peer.clustering.span import gather
+from protocol.digest import digest_of
+from protocol.messages import PeerId
+from protocol.tensors import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Who belongs together.
+
+    Attributes:
+        labels: The cluster of each peer, numbered as they appear in peer-id order. A peer whose
+            model isn't finite is alone in its own.
+        note: What was found, in plain words, with a digest that is the same wherever the same
+            models are clustered.
+    """
+
+    labels: Mapping[PeerId, int]
+    note: str
+
+    def others_of(self, peer_id: PeerId) -> tuple[PeerId, ...]:
+        """Return who else is in a peer's cluster, sorted."""
+        own = self.labels[peer_id]
+        together = (other for other, label in self.labels.items() if label == own)
+        return tuple(sorted(other for other in together if other != peer_id))
+
+
+def group(
+    models: Mapping[PeerId, Tensors],
+    initial: Tensors,
+    *,
+    clustering: ClusteringName,
+    num_clusters: int = 0,
+    sizes: Mapping[PeerId, float] | None = None,
+) -> Groups:
+    """Cluster models that started alike.
+
+    Args:
+        models: θ_i by owner.
+        initial: θ_0.
+        clustering: How to.
+        num_clusters: See `choose`.
+        sizes: n_i by owner; all alike if None.
+
+    Raises:
+        ConfigError: The clustering can't be told the number, or it is more than the models.
+        ModelError: No model is finite.
+    """
+    start = trainable(initial)
+    gathered = gather(
+        {peer_id: {"": _direction(trainable(models[peer_id]) - start)} for peer_id in models}
+    )
+    weights = [1.0 if sizes is None else sizes[peer_id] for peer_id in gathered.peer_ids]
+    # Whoever clusters the same models finds the same: so the starts are drawn alike everywhere.
+    rng = np.random.default_rng(0)
+    found = choose(clustering, num_clusters)(gathered.points, np.array(weights), rng)
+    labels = dict(zip(gathered.peer_ids, found.labels.tolist(), strict=True))
+    labels |= {peer_id: found.number + at for at, peer_id in enumerate(gathered.left_out)}
+    ordered = sorted(labels)
+    numbers = in_order_of_appearance(labels[peer_id] for peer_id in ordered)
+    result = dict(zip(ordered, numbers.tolist(), strict=True))
+    note = f"{len(result)} models: {found.note}"
+    if gathered.left_out:
+        note += f"; not finite, so left alone: {', '.join(gathered.left_out)}"
+    text = " ".join(f"{peer_id}:{label}" for peer_id, label in result.items())
+    return Groups(result, f"{note}; digest {digest_of(text.encode())}")
+
+
+def _direction(update: Vector) -> Vector:
+    """Scale to length 1; no update has no direction."""
+    length = float(np.linalg.norm(update.astype(np.float64)))
+    return update if length == 0.0 else np.float32(1 / length) * update
