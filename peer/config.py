@@ -103,9 +103,14 @@ class PersonalizationSettings(KnnSettings, frozen=True, kw_only=True, forbid_unk
 
 
 def check_personalization(
-    personalization: PersonalizationSettings, algorithm: AlgorithmSettings
+    personalization: PersonalizationSettings, algorithm: AlgorithmSettings, rounds: int = 0
 ) -> None:
     """Check that there are examples, never trained on, to choose the interpolation weight by.
+
+    Args:
+        personalization: The memory's settings.
+        algorithm: The algorithm's.
+        rounds: How many in all; 0 goes on for ever.
 
     Raises:
         ValueError: There will be none.
@@ -116,6 +121,11 @@ def check_personalization(
         raise ValueError(
             'personalization.kind = "knn" chooses its interpolation weight on a holdout: set '
             'algorithm.measure_on = "holdout" and algorithm.holdout_fraction above 0'
+        )
+    if algorithm.warm_start == "odcl" and rounds == 1:
+        raise ValueError(
+            'personalization.kind = "knn" chooses its interpolation weight on a holdout, which one '
+            "shot trains on, too: set rounds to 2 or more"
         )
     if algorithm.final_full == 1.0:
         raise ValueError(
@@ -154,7 +164,7 @@ class PeerSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_field
     personalization: PersonalizationSettings = PersonalizationSettings()
 
     def __post_init__(self) -> None:
-        check_personalization(self.personalization, self.algorithm)
+        check_personalization(self.personalization, self.algorithm, self.rounds)
 
 
 SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)

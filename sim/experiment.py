@@ -54,7 +54,7 @@ class SwarmSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     simulate: SimulateSettings = SimulateSettings()
 
     def __post_init__(self) -> None:
-        check_personalization(self.personalization, self.algorithm)
+        check_personalization(self.personalization, self.algorithm, self.rounds)
         watched = Path(self.personalization.watch).expanduser()
         if watched.is_absolute() or ".." in watched.parts:
             raise ValueError(

@@ -107,13 +107,17 @@ def deal(world: World) -> tuple[str, tuple[Slice, ...]]:
     return model, tuple(partition(dataset, world.peers, settings, rng))
 
 
+def make_peers(world: World) -> list[Member]:
+    """Make all peers, with as much of their examples as they train on."""
+    model, slices = deal(world)
+    training = TrainingSettings(learning_rate=0.005)
+    return make_members(slices, model=model, training=training, hide=_bounded)
+
+
 @cache
 def remember(world: World, fold: int) -> tuple[Remembering, ...]:
     """Train the model of one fold, and show it all that peers have."""
-    model_name, slices = deal(world)
-    members = make_members(
-        slices, model=model_name, training=TrainingSettings(learning_rate=0.005), hide=_bounded
-    )
+    slices, members = deal(world)[1], make_peers(world)
     left_out = {place for place in range(len(members)) if place % FOLDS == fold}
     training = [member for place, member in enumerate(members) if place not in left_out]
     model = _train(training, world.steps)

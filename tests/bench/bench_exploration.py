@@ -36,7 +36,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "clusters first (odcl)": {"warm_start": "odcl", "start_steps": 40},
 }
 MANY = 256
-"""From so many peers on, rules that take too long to wait for are left out, and all but one seed."""
+"""With more peers, rules that take too long to wait for are left out, and all seeds but one."""
 FOR_MANY = ("friends", "friends, 2 probes (default)", "clusters first (odcl)")
 
 
@@ -53,7 +53,9 @@ def rows(peers: tuple[int, ...]) -> Iterator[dict[str, object]]:
                 continue
             for name, options in RULES.items():
                 many = num_peers > MANY
-                if many and (name not in FOR_MANY or "odcl" in name and num_peers > MAX_CLUSTERED):
+                if many and name not in FOR_MANY:
+                    continue
+                if "warm_start" in options and num_peers > MAX_CLUSTERED:
                     continue
                 seeds = SEEDS[:1] if many else SEEDS
                 found = [find_friends(num_peers, group_size, seed, options) for seed in seeds]

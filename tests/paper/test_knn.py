@@ -8,7 +8,11 @@ the same at a larger size.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
+from helpers_cohort import accuracies, run
 from helpers_knn import (
     DEFAULT,
     FOLDS,
@@ -17,10 +21,12 @@ from helpers_knn import (
     compare_settings,
     compare_sizes,
     compare_strategies,
+    make_peers,
     remember,
 )
 
 from peer.interpolation import LAMBDAS, KnnSettings
+from sim.federico_knn import federico_knn
 
 SKEWED, USUAL, EVEN = (World(peers=10, alpha=alpha, steps=60) for alpha in (0.1, 0.3, 1.0))
 
@@ -76,3 +82,17 @@ def test_after_a_change_fifo_recovers_fast_concatenate_slowly_and_fixed_never():
     assert end["fixed"] < end["model"]
     assert before["concatenate"] > start["concatenate"]
     assert after["fifo"] < before["fifo"] - 0.05
+
+
+def test_beside_models_that_are_personal_already_a_memory_does_no_harm():
+    peers = make_peers(USUAL)
+    outcome = run(federico_knn, peers, steps=100)
+    mixtures = [predict.args[0] for predict in outcome.predict]  # what each blends with its memory
+    alone = replace(
+        outcome,
+        predict=[
+            partial(mixture.predict, peer.new_learner())
+            for mixture, peer in zip(mixtures, peers, strict=True)
+        ],
+    )
+    assert accuracies(outcome, peers).mean() > accuracies(alone, peers).mean() - 0.01
