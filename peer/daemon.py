@@ -127,7 +127,6 @@ class Daemon:
         self._learner = learner
         self._validation = Validation(labels)
         self._next_examples: Split | None = None
-        self._fetch_timeout_s = fetch_timeout_s
         self._deadlines = Deadlines(fetch_timeout_s)
         self._push_timeout_s = push_timeout_s
         self._pace = pace
@@ -288,7 +287,7 @@ class Daemon:
         """Fetch within the deadline; a patient fetch asks again while there is no model yet."""
         if not effect.patient:
             return await self._pull_promptly(effect)
-        end = time.monotonic() + self._fetch_timeout_s
+        end = time.monotonic() + self._deadlines.longest_s
         while True:
             left_s = end - time.monotonic()
             try:

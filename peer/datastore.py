@@ -50,7 +50,7 @@ class _Entries(NamedTuple):
     """What is kept, in order of arrival.
 
     Attributes:
-        embeddings: Shape (num_entries, dim).
+        embeddings: Shape (num_entries, dim); (0, dim) while they are dropped.
         labels: Shape (num_entries,).
         arrivals: Which of all examples ever offered each is, from 0. Shape (num_entries,).
         keys: Drawn once for each from 0 to 1; `random` keeps the smallest. Shape (num_entries,).
@@ -62,8 +62,9 @@ class _Entries(NamedTuple):
     keys: npt.NDArray[np.float64]
 
     def take(self, chosen: slice | npt.NDArray[Any]) -> _Entries:
+        embeddings = self.embeddings[chosen] if len(self.embeddings) else self.embeddings
         return _Entries(
-            self.embeddings[chosen], self.labels[chosen], self.arrivals[chosen], self.keys[chosen]
+            embeddings, self.labels[chosen], self.arrivals[chosen], self.keys[chosen]
         )
 
     def and_then(self, new: _Entries) -> _Entries:
@@ -118,8 +119,13 @@ class Datastore:
 
     @property
     def size_bytes(self) -> int:
-        """Memory when full of what it holds now, the search's own copy included."""
+        """Memory of its entries with their embeddings, the search's own copy included."""
         return len(self) * entry_size_bytes(self.dim)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the embeddings were dropped, so that it can't be searched or added to."""
+        return len(self._entries.embeddings) < len(self)
 
     @property
     def embeddings(self) -> Embeddings:
@@ -145,8 +151,9 @@ class Datastore:
 
         Raises:
             DataError: An embedding is not finite or of another dimension, or a label is not one of
-                the classes.
+                the classes; or those of the entries were dropped.
         """
+        self._check_searchable()
         check_embeddings(embeddings, "new embeddings", self.dim)
         _check_labels(labels, len(embeddings), self.num_classes)
         count, offered = len(labels), self.num_offered
@@ -178,6 +185,10 @@ class Datastore:
             )
         self._hold(self._entries._replace(embeddings=embeddings.copy()))
 
+    def drop_embeddings(self) -> None:
+        """Free the embeddings' memory, and remember which examples they were of; see `reembed`."""
+        self._hold(self._entries._replace(embeddings=np.empty((0, self.dim), np.float32)))
+
     def without(self, arrivals: npt.NDArray[np.int64]) -> Datastore:
         """Return a store without these examples, so that it can be asked about them."""
         other = Datastore(self.settings, self.dim, self.num_classes, self._rng)
@@ -189,8 +200,10 @@ class Datastore:
         """Find the k nearest entries of each query; all where there are fewer.
 
         Raises:
-            DataError: A query is not finite or of another dimension, or k_nearest is below 1.
+            DataError: A query is not finite or of another dimension, or k_nearest is below 1; or
+                the embeddings were dropped.
         """
+        self._check_searchable()
         if self._search is None:
             self._search = NearestSearch(self.embeddings)
         return self._search.find(queries, k_nearest)
@@ -219,7 +232,7 @@ class Datastore:
         num_classes: int,
         rng: np.random.Generator,
     ) -> Datastore:
-        """Restore a store; under settings that keep less, only what they would keep.
+        """Restore a store, its embeddings dropped or not; of fewer than saved if settings say so.
 
         Raises:
             CheckpointError: The arrays are no datastore's, or not one of these classes.
@@ -229,7 +242,8 @@ class Datastore:
             entries = _Entries(*(np.array(arrays[name]) for name in _Entries._fields))
             offered = int(arrays["num_offered"])
             check_embeddings(entries.embeddings, "saved embeddings")
-            _check_labels(entries.labels, len(entries.embeddings), num_classes)
+            count = len(entries.embeddings) or len(entries.labels)
+            _check_labels(entries.labels, count, num_classes)
         except (KeyError, TypeError, ValueError, DataError) as error:
             raise CheckpointError(f"the saved datastore can't be used: {error}") from error
         _check_arrivals(entries, offered)
@@ -237,6 +251,10 @@ class Datastore:
         store.num_offered = offered
         store._hold(entries.take(store._kept(entries.keys)))
         return store
+
+    def _check_searchable(self) -> None:
+        if self.is_dropped:
+            raise DataError("the embeddings of this datastore were dropped: reembed its examples")
 
     def _hold(self, entries: _Entries) -> None:
         self._entries, self._search = entries, None

@@ -43,10 +43,13 @@ class Deadlines:
     Args:
         longest_s: No deadline is longer.
         settings: How far below that it may follow what was observed.
+
+    Attributes:
+        longest_s: The same.
     """
 
     def __init__(self, longest_s: float, settings: DeadlineSettings | None = None) -> None:
-        self._longest_s = longest_s
+        self.longest_s = longest_s
         self._settings = settings or DeadlineSettings()
         self._seen: dict[PeerId, _Seen] = {}
 
@@ -54,10 +57,10 @@ class Deadlines:
         """Return how many seconds to wait for a neighbor now."""
         seen, settings = self._seen.get(peer_id), self._settings
         if seen is None or len(seen.waits) < settings.experience:
-            return self._longest_s
+            return self.longest_s
         usual_s = max(settings.margin * max(seen.waits), settings.shortest_s)
         # After 60 doublings the longest is reached from anywhere, and no float has overflowed.
-        return min(usual_s * 2.0 ** min(seen.failures, 60), self._longest_s)
+        return min(usual_s * 2.0 ** min(seen.failures, 60), self.longest_s)
 
     def answered(self, peer_id: PeerId, seconds: float) -> None:
         """Take note that a neighbor took so long to answer what was asked."""

@@ -504,3 +504,22 @@ async def test_what_was_published_before_the_start_is_served(swarm: ZeroMQSwarm)
     two.transport.publish(snapshot(SMALL))
     await two.transport.start()
     assert await one.transport.fetch(two.peer_id, None, DEADLINE_S) is not None
+
+
+async def test_a_peer_that_comes_and_goes_is_logged_as_one_that_stays_away(
+    swarm: ZeroMQSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one, two = await swarm.add(SMALL), await swarm.add(SMALL)
+    two.transport.publish(snapshot(SMALL))
+    async with Proxy(two.address.endpoint) as proxy:
+        one.transport.set_neighbors(known_at(two, proxy.endpoint))
+        await one.transport.fetch(two.peer_id, None, DEADLINE_S)
+        for _ in range(4):
+            proxy.cut()
+            await one.listener.until_neighbors()
+            await one.listener.until_neighbors(two)
+    assert one.transport.counters.connections_lost >= 4
+    about = [line for line in caplog.messages if line.startswith(f"{two.name}")]
+    assert [line for line in about if "dialing it again" in line] == about[:1]
+    assert about[1:] == [f"{two.name} is back"]

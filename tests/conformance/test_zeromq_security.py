@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -575,3 +576,22 @@ def test_the_allow_list_is_not_read_at_every_request(tmp_path: Any) -> None:
     for _ in range(1000):
         assert admission.sender("unknown") is None
     assert reads < 100
+
+
+def test_an_allow_list_that_names_nobody_is_worth_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Admission(AllowList(tmp_path), interval_s=3600.0)
+    (line,) = caplog.messages
+    assert f"{tmp_path} names nobody" in line
+
+
+def test_what_is_wrong_with_the_allow_list_at_the_start_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "one.pub").write_text(generate_key_pair().public_key)
+    (tmp_path / "bad.pub").write_text("not a key")
+    Admission(AllowList(tmp_path), interval_s=3600.0)
+    (line,) = caplog.messages
+    assert line.startswith("left out of the allow-list: ")
+    assert "bad.pub" in line

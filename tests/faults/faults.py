@@ -73,7 +73,7 @@ def churn(seconds: float = 300.0, peers: int = 16, pause_s: float = 5.0) -> Rows
             "s",
         ),
         row("churn: 99.9th percentile of rounds", percentile(longest[True], 99.9), None, "s"),
-        row("churn: longest round", max(longest[True]), bound, "s"),
+        row("churn: longest round of a survivor", max(longest[True]), bound, "s"),
         row("churn: fall of mean accuracy", accuracies[False] - accuracies[True], 0.01),
     ]
 
@@ -84,9 +84,10 @@ def _kill_and_restart(swarm: Field, seconds: float, pause_s: float, rng: random.
     down: dict[str, float] = {}  # who is to be started, and when
     starting: set[str] = set()
     while (now := time.monotonic()) < began + seconds or down or starting:
-        if now < began + seconds and now >= began + kills * pause_s:
-            done = swarm.results(swarm.names)
-            victim = rng.choice([n for n in swarm.names if n not in {*down, *starting, *done}])
+        away = {*down, *starting, *swarm.results(swarm.names)}
+        present = [name for name in swarm.names if name not in away]
+        if present and began + kills * pause_s <= now < began + seconds:
+            victim = rng.choice(present)
             swarm.signal(signal.SIGKILL, victim)
             down[victim] = now + pause_s
             kills += 1
@@ -141,18 +142,11 @@ def flood(messages: int = 1_000_000, seconds: float = 10.0, times: int = 4, peer
             with quiet:
                 time.sleep(seconds)
             with during:
-                flooders = [
-                    subprocess.Popen(
-                        [*command, str(messages - sent[index]), str(seconds), *key],
-                        stdout=subprocess.PIPE,
-                        text=True,
-                    )
-                    for index, key in enumerate(keys)
-                ]
-                for index, flooder in enumerate(flooders):
-                    told = json.loads(flooder.communicate()[0])
-                    sent[index] += told["sent"]
-                    dials += told["dials"]
+                told = _storm(
+                    [[*command, str(messages - sent[0]), str(seconds), *key] for key in keys]
+                )
+            sent = [so_far + each["sent"] for so_far, each in zip(sent, told, strict=True)]
+            dials += sum(each["dials"] for each in told)
         grown = (process.memory_info().rss - before) / 1e6
         counters = swarm.rounds(victim)[-1]["counters"]
         slower = statistics.median(during.rounds) / statistics.median(quiet.rounds)
@@ -167,6 +161,14 @@ def flood(messages: int = 1_000_000, seconds: float = 10.0, times: int = 4, peer
             row("flood: median round over that in between", slower, 1.1, "x"),
             row("flood: processor time of a round, the same", during.cost / quiet.cost, None, "x"),
         ]
+
+
+def _storm(commands: list[list[str]]) -> list[dict[str, int]]:
+    """Run flooders side by side; return what they tell at their end."""
+    flooders = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands
+    ]
+    return [json.loads(flooder.communicate()[0]) for flooder in flooders]
 
 
 class _Pace:

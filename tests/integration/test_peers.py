@@ -133,6 +133,7 @@ def run_peer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("change", "code", "message"),
     [
         (["--set", "network.secret_key=nowhere.key"], 4, "nowhere.key isn't there"),
+        (["--set", "network.secret_key=public.key"], 4, "holds the public key of alice"),
         (["--set", "network.allow=nowhere"], 4, "the allow-list"),
         (["--set", "data=nowhere.npz"], 3, "nowhere.npz"),
         (["--set", "data=nothing"], 3, "nothing"),
@@ -150,6 +151,8 @@ def run_peer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_bad_input_is_one_clear_line_and_a_documented_exit_code(peers, change, code, message):
     peers.make("alice")
+    (peers.folder / "public.key").write_text((peers.folder / "keys" / "alice.pub").read_text())
+    (peers.folder / "public.key").chmod(0o600)
     change = [*change, "--set", "network.neighbors_file="]
     result = run_peer(peers.folder, "alice.toml", *change)
     assert result.returncode == code, result.stderr

@@ -89,3 +89,17 @@ def test_endpoints_of_all_forms_are_taken(endpoint):
 def test_malformed_endpoints_are_named(endpoint):
     with pytest.raises(ConfigError, match=r"^x: "):
         check_endpoint("x", endpoint)
+
+
+async def test_a_neighbor_with_our_own_key_is_left_out_and_named_once(tmp_path, caplog):
+    alice = make_peer(tmp_path, "alice")
+    (tmp_path / "bob.pub").write_text((tmp_path / "alice.pub").read_text())
+    for names in (["alice"], ["alice", "bob"]):
+        discovery = StaticDiscovery(
+            dict.fromkeys(names, ENDPOINT), tmp_path, None, own=alice, name="alice"
+        )
+        assert [seen async for seen in discovery.watch()] == [{}]
+        assert [line for line in caplog.messages if "own key" in line] == [
+            "the neighbor bob has this peer's own key and is left out: if it is another peer, "
+            "give each a key of its own"
+        ] * (len(names) - 1)

@@ -11,6 +11,7 @@ import pytest
 from protocol.errors import IdentityError
 from protocol.identity import (
     AllowList,
+    check_secret,
     generate_key_pair,
     peer_id_of,
     read_key_pair,
@@ -123,3 +124,38 @@ def test_a_dangling_link_in_the_directory_hides_nobody(tmp_path: Path) -> None:
 def test_an_allow_list_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="make the directory"):
         AllowList(tmp_path / "none")
+
+
+def test_a_secret_key_among_the_allowed_ones_is_left_out_and_whose_it_is_is_named(
+    tmp_path: Path,
+) -> None:
+    one, two = generate_key_pair(), generate_key_pair()
+    (tmp_path / "one.pub").write_text(one.public_key)
+    (tmp_path / "another.pub").write_text(one.secret_key)
+    (tmp_path / "two.pub").write_text(two.public_key)
+    allowed = AllowList(tmp_path)
+    assert allowed.names() == {one.public_key: "one", two.public_key: "two"}
+    (fault,) = allowed.faults
+    assert "another.pub holds the secret key of one" in fault
+    assert one.secret_key not in fault
+
+
+def test_a_key_that_two_files_hold_is_named_and_counts_once(tmp_path: Path) -> None:
+    one = generate_key_pair()
+    (tmp_path / "alice.pub").write_text(one.public_key)
+    (tmp_path / "bob.pub").write_text(one.public_key)
+    allowed = AllowList(tmp_path)
+    assert allowed.names() == {one.public_key: "alice"}
+    (fault,) = allowed.faults
+    assert "bob.pub holds the key of alice, too" in fault
+
+
+def test_a_public_key_in_place_of_the_secret_one_is_refused(tmp_path: Path) -> None:
+    one, secret = generate_key_pair(), tmp_path / "mine.key"
+    (tmp_path / "one.pub").write_text(one.public_key)
+    secret.write_text(one.public_key)
+    secret.chmod(0o600)
+    allowed = AllowList(tmp_path)
+    with pytest.raises(IdentityError, match=r"mine\.key holds the public key of one"):
+        check_secret(read_key_pair(secret), secret, allowed)
+    check_secret(one, secret, allowed)

@@ -751,3 +751,17 @@ class Federation(RuleBasedStateMachine):
 
 TestFederation = Federation.TestCase
 TestFederation.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+
+
+def test_another_process_with_our_key_is_told_from_what_we_were_before():
+    lone = Lone()
+    lone.hear(said(0, 0, SUSPECT))
+    assert lone.core.counters.doubles == 0
+    for times in range(1, 4):
+        elsewhere = said(0, lone.core.own.incarnation + 1, endpoint="tcp://elsewhere:1")
+        lone.hear(elsewhere)
+        assert lone.core.counters.doubles == times
+        assert lone.core.double is not None
+        assert lone.core.double.endpoint == "tcp://elsewhere:1"
+        lone.hear(elsewhere)  # old news by now
+        assert lone.core.counters.doubles == times
