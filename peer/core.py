@@ -16,7 +16,8 @@ import numpy as np
 
 from peer import algorithm
 from peer.acquaintances import Acquaintances, KeptModel
-from peer.algorithm import AlgorithmSettings, Verdict, WeightedGradient
+from peer.algorithm import AlgorithmSettings, Verdict
+from peer.arrivals import Arrivals
 from peer.events import (
     Adopt,
     Cluster,
@@ -148,7 +149,7 @@ class PeerCore:
         self._losses: dict[PeerId, float] = {}
         self._at_hand: set[PeerId] = set()
         self._own_gradient: Tensors | None = None
-        self._arrived: dict[PeerId, GradientUpdate] = {}
+        self._arrivals = Arrivals(settings.staleness)
         self._verdicts: dict[Verdict, int] = {}
         self._boundary = self._snapshot()
 
@@ -175,7 +176,8 @@ class PeerCore:
             case NeighborsChanged(neighbors):
                 return self._change_neighbors(neighbors)
             case GradientArrived(update):
-                return self._keep_gradient(update)
+                self._arrivals.keep(update)  # to be judged when the round closes
+                return ()
             case ModelAsked(peer_id):
                 if peer_id in self._neighbors.members:
                     self._explorer.asked_by(peer_id)
@@ -379,18 +381,11 @@ class PeerCore:
         self._phase = _Phase.CLUSTERING
         models = {peer_id: self._tensors_of(peer_id) for peer_id in sorted(self._at_hand)}
         models[self._peer_id] = self._model.tensors
-        settings = self._settings
         if len(models) == 1:
             return self._take_cluster(())
-        return [
-            Cluster(
-                self._round_number,
-                models,
-                self._initial,
-                settings.clustering,
-                settings.num_clusters,
-            )
-        ]
+        how = self._settings
+        number = self._round_number
+        return [Cluster(number, models, self._initial, how.clustering, how.num_clusters)]
 
     def _take_cluster(self, members: tuple[PeerId, ...]) -> list[Effect]:
         """Take those of the own cluster for as good as the own model, as long as nobody measured.
@@ -499,21 +494,9 @@ class PeerCore:
         self._phase = _Phase.CLOSING
         return [ReadyToClose(self._round_number)]
 
-    def _keep_gradient(self, update: GradientUpdate) -> list[Effect]:
-        """Keep one gradient a sender, the newest; it is judged when the round closes."""
-        kept = self._arrived.get(update.sender)
-        if kept is None or (kept.on_version, kept.sender_round) <= (
-            update.on_version,
-            update.sender_round,
-        ):
-            self._arrived[update.sender] = update
-        return []
-
     def _change_neighbors(self, neighbors: frozenset[PeerId]) -> list[Effect]:
         """A departed peer's gradient no longer counts; its losses and model stay as they are."""
-        for peer_id in self._neighbors.members - neighbors:
-            if self._arrived.pop(peer_id, None) is not None:
-                self._count(Verdict.DEPARTED)
+        self._count(Verdict.DEPARTED, self._arrivals.depart(self._neighbors.members - neighbors))
         self._neighbors = Candidates(neighbors - {self._peer_id})
         return []
 
@@ -523,15 +506,8 @@ class PeerCore:
         if self._settings.exchange == "average":
             self._phase = _Phase.STEPPING
             return [Train(self._round_number, self._average(), self._batches())]
-        fresh = {}
-        for sender in sorted(self._arrived):
-            update = self._arrived[sender]
-            if self._is_stale(update.on_version):
-                self._count(Verdict.STALE)
-            else:
-                flat = update.gradient.flat_f32()
-                fresh[sender] = WeightedGradient(update.weight, flat)
-        self._arrived = {}
+        fresh, num_stale = self._arrivals.take(self._model.version)
+        self._count(Verdict.STALE, num_stale)
         own = self._own_gradient.flat_f32() if self._own_gradient is not None else None
         own_weight = 1.0 if self._settings.anchor else self._weights.get(self._peer_id, 0.0)
         total, verdicts = algorithm.combine_gradients(
@@ -560,13 +536,6 @@ class PeerCore:
         used = algorithm.prune_weights(weights, self._settings.min_gradient_weight)
         models = {peer_id: self._tensors_of(peer_id) for peer_id in used}
         return algorithm.average_models(used, models) if used else self._model.tensors
-
-    def _is_stale(self, on_version: Version) -> bool:
-        """Whether a gradient is of another incarnation, of the future or too old."""
-        version = self._model.version
-        age = version.round_number - on_version.round_number
-        same = on_version.incarnation == version.incarnation
-        return not (same and 0 <= age <= self._settings.staleness)
 
     def _take_step(self, model: Tensors) -> list[Effect]:
         starting = self._phase is _Phase.STARTING
@@ -624,5 +593,6 @@ class PeerCore:
             return self._model.tensors
         return self._known.tensors_of(peer_id)
 
-    def _count(self, verdict: Verdict) -> None:
-        self._verdicts[verdict] = self._verdicts.get(verdict, 0) + 1
+    def _count(self, verdict: Verdict, times: int = 1) -> None:
+        if times:
+            self._verdicts[verdict] = self._verdicts.get(verdict, 0) + times

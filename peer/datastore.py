@@ -15,6 +15,7 @@ from protocol.errors import CheckpointError, ConfigError, DataError
 Labels = npt.NDArray[np.int64]
 
 _SPACING_SAMPLE = 256
+_ROW_BYTES = 24  # label, arrival and key
 
 
 class DatastoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,9 +64,7 @@ class _Entries(NamedTuple):
 
     def take(self, chosen: slice | npt.NDArray[Any]) -> _Entries:
         embeddings = self.embeddings[chosen] if len(self.embeddings) else self.embeddings
-        return _Entries(
-            embeddings, self.labels[chosen], self.arrivals[chosen], self.keys[chosen]
-        )
+        return _Entries(embeddings, self.labels[chosen], self.arrivals[chosen], self.keys[chosen])
 
     def and_then(self, new: _Entries) -> _Entries:
         return _Entries(
@@ -119,8 +118,8 @@ class Datastore:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of its entries with their embeddings, the search's own copy included."""
-        return len(self) * entry_size_bytes(self.dim)
+        """Memory when full of what it holds now, the search's own copy included."""
+        return len(self) * (_ROW_BYTES if self.is_dropped else entry_size_bytes(self.dim))
 
     @property
     def is_dropped(self) -> bool:
@@ -232,7 +231,7 @@ class Datastore:
         num_classes: int,
         rng: np.random.Generator,
     ) -> Datastore:
-        """Restore a store, its embeddings dropped or not; of fewer than saved if settings say so.
+        """Restore a store; under settings that keep less, only what they would keep.
 
         Raises:
             CheckpointError: The arrays are no datastore's, or not one of these classes.
@@ -272,9 +271,14 @@ class Datastore:
                 return slice(self.capacity)
 
 
+def embedding_size_bytes(dim: int) -> int:
+    """Return the memory of one embedding: twice itself and its norm, for the search has a copy."""
+    return 8 * dim + 4
+
+
 def entry_size_bytes(dim: int) -> int:
-    """Return the memory of one entry: twice its embedding, for the search has a copy, and more."""
-    return 8 * dim + 28
+    """Return the memory of one entry: its embedding, and what else is known of it."""
+    return embedding_size_bytes(dim) + _ROW_BYTES
 
 
 def _capacity(settings: DatastoreSettings, dim: int) -> int | None:

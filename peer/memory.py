@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from peer.algorithm import AlgorithmSettings, mix_predictions
 from peer.collection import Collection
+from peer.compression import Prototypes, compress, prototypes_within, tune_compressed
 from peer.config import PersonalizationSettings
 from peer.data import Examples
-from peer.datastore import Datastore
+from peer.datastore import Datastore, Labels, embedding_size_bytes, entry_size_bytes
 from peer.interpolation import Blend, Tuning, accuracy_of, interpolate, sigma_of, tune
 from peer.learner import Learner, Probabilities
 from peer.nearest import Embeddings, check_embeddings
@@ -95,7 +96,7 @@ class SavedMemory:
     """What a checkpoint holds of a memory.
 
     Attributes:
-        arrays: The datastore's, see `Datastore.to_arrays`.
+        arrays: The datastore's, see `Datastore.to_arrays`, and the prototypes', if there are any.
         model: The one that embedded them; None where it couldn't be read.
         state: The rest, as plain values for JSON.
     """
@@ -108,7 +109,8 @@ class SavedMemory:
 class Memory:
     """Embeds a peer's examples by one model at a time, and blends what they say with the mixture.
 
-    Called in the learner's thread.
+    Called in the learner's thread. Embeddings of more than `compress_kib` are there only while
+    prototypes are learned from them: the examples themselves are at hand, for training.
 
     Args:
         settings: The memory's.
@@ -123,10 +125,11 @@ class Memory:
         renewed_at: After how many rounds all was last embedded; -1 before.
         tuned_at: The same of the choice of the interpolation weight; None before.
         tuning: How the interpolation weight was chosen; None before.
+        exact_tuning: How it would have been chosen without prototypes; None where there were none.
 
     Raises:
         ModelError: The model's head can't be told.
-        ConfigError: The capacity leaves room for no example.
+        ConfigError: The capacity leaves room for no example, or `compress_kib` for no prototype.
     """
 
     def __init__(
@@ -141,12 +144,17 @@ class Memory:
         self.renewed_at = -1
         self.tuned_at: int | None = None
         self.tuning: Tuning | None = None
+        self.exact_tuning: Tuning | None = None
         self._settings = settings
         self._learner = learner
         self._rng = rng
         self._model = learner.parameters()
         dim = learner.embed(self._model, collection.examples.inputs[:1]).shape[1]
         self._store = Datastore(settings, dim, num_classes, rng)
+        self._prototypes: Prototypes | None = None
+        self._budget = int(settings.compress_kib * 1024)
+        if self._budget:
+            prototypes_within(self._budget, dim=dim, num_classes=num_classes, num_examples=1)
         self._blend = Blend(lam=0.0, k_nearest=settings.k_nearest, sigma=settings.sigma)
 
     def renew(self, mixture: Mixture, rounds_done: int, *, may_tune: bool) -> None:
@@ -169,10 +177,12 @@ class Memory:
         self._store.add(new, labels[offered:])
         self._model = model
         self.renewed_at = rounds_done
-        if may_tune:
-            self._tune(mixture)
-            self.tuned_at = rounds_done
-        self._blend = self._current_blend()
+        try:
+            if may_tune:
+                self._tune(mixture)
+                self.tuned_at = rounds_done
+        finally:
+            self._settle()
 
     def embed_new(self, examples: Examples) -> Embeddings:
         """Embed examples before they are taken.
@@ -196,25 +206,27 @@ class Memory:
             is_held: As for `Collection.add`.
         """
         if self._store.num_offered == len(self.collection):  # else with the first renewal
-            self._store.add(embeddings, examples.labels)
-            self._blend = self._current_blend()
+            self._remember(embeddings, examples.labels)
         self.collection.add(examples, is_held)
 
     def predict(self, mixture: Mixture, inputs: npt.NDArray[np.float32]) -> Probabilities:
         """Return λ p_kNN + (1 - λ) p_mixture. Shape (num_examples, num_classes)."""
         queries = self._learner.embed(self._model, inputs)
-        return self._blend.predict(self._store, queries, mixture.predict(self._learner, inputs))
+        model = mixture.predict(self._learner, inputs)
+        return interpolate(self._recall(queries), model, self._blend.lam)
 
     def evaluate(self, mixture: Mixture, test: Examples) -> dict[str, float | None]:
         """Return `memory_accuracy`, `blend_accuracy` and `lam`.
 
-        Accuracies are None without test examples, or where a model has diverged.
+        Accuracies are None without test examples, or where a model has diverged. Of prototypes
+        there are also `memory_bytes` and `exact_memory_bytes`, what the datastore would take; and
+        `holdout_memory_accuracy` and `exact_holdout_memory_accuracy`, of both where λ was chosen.
         """
         memory_accuracy, blend_accuracy = None, None
         if len(test):
             with suppress(DataError):
                 predicted = mixture.predict(self._learner, test.inputs)
-                memory = self._blend.recall(self._store, self._embed(self._model, test.inputs))
+                memory = self._recall(self._embed(self._model, test.inputs))
                 blend = interpolate(memory, predicted, self._blend.lam)
                 blend_accuracy = accuracy_of(blend, test.labels)
                 memory_accuracy = None if memory is None else accuracy_of(memory, test.labels)
@@ -222,32 +234,42 @@ class Memory:
             "memory_accuracy": memory_accuracy,
             "blend_accuracy": blend_accuracy,
             "lam": self._blend.lam,
+            **(self._compressed_result() if self._prototypes is not None else {}),
         }
 
     def report(self) -> dict[str, Any]:
-        """Return what a record says: see `peer.record.Recorder`."""
+        """Return what a record says: see `peer.record.Recorder`.
+
+        Of prototypes also `exact_size_bytes`, `exact_accuracy` and `exact_memory_accuracy`: the
+        same of the datastore that they are learned from. They have no `sigma`.
+        """
         tuning = self.tuning
         return {
             "round": self.renewed_at,
             "tuned_round": self.tuned_at,
             "lam": self._blend.lam,
-            "sigma": self._blend.sigma,
+            "sigma": self._blend.sigma if self._prototypes is None else None,
             "num_entries": len(self._store),
             "num_offered": self._store.num_offered,
-            "size_bytes": self._store.size_bytes,
+            "size_bytes": self._size_bytes,
             "num_validation": tuning.num_examples if tuning else 0,
             "accuracy": tuning.accuracy if tuning else None,
             "model_accuracy": tuning.model_accuracy if tuning else None,
             "memory_accuracy": tuning.memory_accuracy if tuning else None,
+            **(self._compressed_report() if self._prototypes is not None else {}),
         }
 
     def save(self) -> SavedMemory:
         """Return what `restore` needs."""
         arrays = self._store.to_arrays()
+        if self._prototypes is not None:
+            arrays |= self._prototypes.to_arrays()
         state = {
             "renewed_at": self.renewed_at,
             "tuned_at": self.tuned_at,
             "tuning": msgspec.to_builtins(self.tuning),
+            "exact_tuning": msgspec.to_builtins(self.exact_tuning),
+            "compress_bytes": self._budget,
             "rng_state": self._rng.bit_generator.state,
             "digest": _digest_of(arrays),
         }
@@ -262,13 +284,16 @@ class Memory:
         """
         state = saved.state
         try:
-            tuning = msgspec.convert(state["tuning"], Tuning | None)
+            tuning, exact_tuning = (
+                msgspec.convert(each, Tuning | None)
+                for each in (state["tuning"], state.get("exact_tuning"))
+            )
             tuned_at = msgspec.convert(state["tuned_at"], int | None)
         except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise CheckpointError(f"the saved memory can't be used: {error}") from error
         if tuning is not None and not 0 <= tuning.blend.lam <= 1:
             raise CheckpointError(f"the saved memory can't be used: λ = {tuning.blend.lam}")
-        self.tuning, self.tuned_at = tuning, tuned_at
+        self.tuning, self.exact_tuning, self.tuned_at = tuning, exact_tuning, tuned_at
         self._blend = self._current_blend()
         self._restore_store(saved)
         self._blend = self._current_blend()
@@ -284,6 +309,10 @@ class Memory:
                 f"the saved datastore holds embeddings of dimension {store.dim}, and this model's "
                 f"have {dim}"
             )
+        prototypes = Prototypes.from_arrays(saved.arrays, dim, classes)
+        fitting = len(store) == len(saved.arrays["labels"]) and store.is_dropped == bool(prototypes)
+        if state.get("compress_bytes", 0) != self._budget or (prototypes and not fitting):
+            raise CheckpointError("the saved memory is of other settings of [personalization]")
         labels = self.collection.examples.labels
         if store.num_offered > len(labels) or not np.array_equal(
             store.labels, labels[store.arrivals]
@@ -294,7 +323,7 @@ class Memory:
             self.renewed_at = int(state["renewed_at"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the saved datastore can't be used: {error}") from error
-        self._store, self._model = store, model
+        self._store, self._model, self._prototypes = store, model, prototypes
 
     def catch_up(self) -> None:
         """Remember what was added to the collection since the store was saved.
@@ -305,8 +334,61 @@ class Memory:
         new = slice(self._store.num_offered, None)
         examples = self.collection.examples
         if self._store.num_offered and len(examples) > self._store.num_offered:
-            self._store.add(self._embed(self._model, examples.inputs[new]), examples.labels[new])
-            self._blend = self._current_blend()
+            self._remember(self._embed(self._model, examples.inputs[new]), examples.labels[new])
+
+    def _remember(self, embeddings: Embeddings, labels: Labels) -> None:
+        if self._store.is_dropped:
+            kept = self.collection.examples.inputs[self._store.arrivals]
+            self._store.reembed(self._embed(self._model, kept))
+        self._store.add(embeddings, labels)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Go on with what the store holds now, or with prototypes in its place."""
+        self._prototypes = None
+        if self._is_too_large:
+            self._prototypes = self._compressed(self._store)
+            self._store.drop_embeddings()
+        self._blend = self._current_blend()
+
+    @property
+    def _is_too_large(self) -> bool:
+        return 0 < self._budget < len(self._store) * embedding_size_bytes(self._store.dim)
+
+    @property
+    def _size_bytes(self) -> int:
+        learned = 0 if self._prototypes is None else self._prototypes.size_bytes
+        return self._store.size_bytes + learned
+
+    @property
+    def _exact_size_bytes(self) -> int:
+        return len(self._store) * entry_size_bytes(self._store.dim)
+
+    def _compressed(self, store: Datastore) -> Prototypes:
+        # Not by `spawn`, which a checkpoint's state of the generator doesn't tell of.
+        return compress(store, self._budget, np.random.default_rng(self._rng.integers(2**63)))
+
+    def _recall(self, queries: Embeddings) -> Probabilities | None:
+        if self._prototypes is not None:
+            return self._prototypes.recall(queries)
+        return self._blend.recall(self._store, queries)
+
+    def _compressed_report(self) -> dict[str, Any]:
+        exact = self.exact_tuning
+        return {
+            "exact_size_bytes": self._exact_size_bytes,
+            "exact_accuracy": exact.accuracy if exact else None,
+            "exact_memory_accuracy": exact.memory_accuracy if exact else None,
+        }
+
+    def _compressed_result(self) -> dict[str, float | None]:
+        tuning, exact = self.tuning, self.exact_tuning
+        return {
+            "memory_bytes": self._size_bytes,
+            "exact_memory_bytes": self._exact_size_bytes,
+            "holdout_memory_accuracy": tuning.memory_accuracy if tuning and exact else None,
+            "exact_holdout_memory_accuracy": exact.memory_accuracy if exact else None,
+        }
 
     def _tune(self, mixture: Mixture) -> None:
         held = self.collection.held
@@ -316,21 +398,34 @@ class Memory:
         predicted = np.empty((0, self._store.num_classes), np.float32)
         if len(examples):
             predicted = mixture.predict(self._learner, examples.inputs)
-        self.tuning = tune(
+        embeddings = self._embed(self._model, examples.inputs)
+        tuning = tune(
             self._store,
             self._settings,
-            embeddings=self._embed(self._model, examples.inputs),
+            embeddings=embeddings,
             model=predicted,
             labels=examples.labels,
             arrivals=held,
         )
+        exact_tuning = None
+        if self._is_too_large and tuning.memory_accuracy is not None:
+            exact_tuning = tuning
+            tuning = tune_compressed(
+                self._compressed(self._store.without(held)),
+                exact_tuning,
+                self._settings.lambdas,
+                embeddings=embeddings,
+                model=predicted,
+                labels=examples.labels,
+            )
+        self.tuning, self.exact_tuning = tuning, exact_tuning
 
     def _current_blend(self) -> Blend:
-        """The λ that was chosen, and sigma by what is in the store now."""
+        """The λ that was chosen, and sigma by what is in the store now; prototypes need none."""
         return replace(
             self._blend,
             lam=self.tuning.blend.lam if self.tuning is not None else 0.0,
-            sigma=sigma_of(self._store, self._settings),
+            sigma=sigma_of(self._store, self._settings) if self._prototypes is None else 1.0,
         )
 
     def _embed(self, model: Tensors, inputs: npt.NDArray[np.float32]) -> Embeddings:

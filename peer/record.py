@@ -41,7 +41,9 @@ class Recorder:
     datastore of `num_offered` examples, and its `size_bytes`; `num_validation`, on how many
     examples λ was chosen, and the blend's `accuracy`, `model_accuracy` (the mixture's) and
     `memory_accuracy` on them; `seconds` that it took. From the round in which the holdout is
-    trained on, λ and the accuracies stay as they were.
+    trained on, λ and the accuracies stay as they were. Of a compressed memory, whose `sigma` is
+    null, `exact_size_bytes`, `exact_accuracy` and `exact_memory_accuracy` say what the whole one
+    would be.
 
     Args:
         path: The file; an existing one is appended to.

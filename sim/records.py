@@ -46,6 +46,10 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True):
         accuracy: Of the blend on the holdout, 0 to 1, when λ was last chosen; None before.
         model_accuracy: Of the mixture there.
         memory_accuracy: Of the memory alone there.
+        exact_size_bytes: Memory that they would take if the memory weren't compressed; None where
+            it isn't, as the next two.
+        exact_accuracy: Of the blend with such a memory on the holdout.
+        exact_memory_accuracy: Of that memory alone there.
     """
 
     renewed_at: int = msgspec.field(name="round")
@@ -55,6 +59,9 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None = None
     model_accuracy: float | None = None
     memory_accuracy: float | None = None
+    exact_size_bytes: _Count | None = None
+    exact_accuracy: float | None = None
+    exact_memory_accuracy: float | None = None
 
 
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +112,10 @@ class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
         memory_accuracy: Of its memory alone; None without personalization, as the next two.
         blend_accuracy: Of memory and mixture, blended.
         lam: Interpolation weight λ of that blend.
+        memory_bytes: What its memory takes; None where that isn't compressed, as the next three.
+        exact_memory_bytes: What it would take if it weren't.
+        holdout_memory_accuracy: Of its memory alone, where λ was chosen.
+        exact_holdout_memory_accuracy: The same if it weren't compressed.
         weights: Final collaboration weights by peer name.
         bytes_sent: Over the whole run.
         bytes_received: Over the whole run.
@@ -121,6 +132,10 @@ class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
     memory_accuracy: float | None = None
     blend_accuracy: float | None = None
     lam: float | None = None
+    memory_bytes: _Count | None = None
+    exact_memory_bytes: _Count | None = None
+    holdout_memory_accuracy: float | None = None
+    exact_holdout_memory_accuracy: float | None = None
     weights: dict[str, float] = {}
     bytes_sent: _Count = 0
     bytes_received: _Count = 0

@@ -15,7 +15,7 @@ from protocol.errors import RunError
 from sim.matrix import WeightMatrix
 from sim.picture import draw_picture
 from sim.records import PeerResult, Run
-from sim.report_table import peer_table
+from sim.report_table import compression_remark, peer_table
 from sim.terminal import draw_matrix, percent
 
 _CLEARLY = 2.0
@@ -43,10 +43,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         own_accuracy: By peer, of its own model alone.
         local_accuracy: By peer, of local-only; null where it wasn't computed.
         personalized: Whether peers blend the mixture with a memory of their examples; if not, the
-            seven below are null.
+            eleven below are null.
         memory_accuracy: By peer, of its memory alone.
         blend_accuracy: By peer, of memory and mixture, blended.
         lam: By peer, interpolation weight λ of the blend: 0 is the mixture alone, 1 the memory.
+        memory_bytes: By peer, what its memory takes; null where no memory is compressed, as the
+            next three.
+        exact_memory_bytes: By peer, what it would take if it weren't.
+        holdout_memory_accuracy: By peer, of its memory alone, where λ was chosen.
+        exact_holdout_memory_accuracy: By peer, the same if it weren't compressed.
         memory_mean: Plain mean of `memory_accuracy`, as of `accuracy`.
         blend_mean: The same of `blend_accuracy`.
         weighted_blend_mean: As `weighted_mean`, of `blend_accuracy`.
@@ -90,6 +95,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     memory_accuracy: dict[str, float | None] | None = None
     blend_accuracy: dict[str, float | None] | None = None
     lam: dict[str, float | None] | None = None
+    memory_bytes: dict[str, int | None] | None = None
+    exact_memory_bytes: dict[str, int | None] | None = None
+    holdout_memory_accuracy: dict[str, float | None] | None = None
+    exact_holdout_memory_accuracy: dict[str, float | None] | None = None
     memory_mean: float | None = None
     blend_mean: float | None = None
     weighted_blend_mean: float | None = None
@@ -222,6 +231,18 @@ def _personal(run: Run, results: _Results) -> dict[str, Any]:
         "blend_mean": mean(blend),
         "weighted_blend_mean": mean(blend, _counts(results, "num_train")),
         "blend_bottom_decile": bottom_decile(blend.values()),
+        **_compressed(results),
+    }
+
+
+def _compressed(results: _Results) -> dict[str, Any]:
+    """Return what the summary says of compressed memories, if there are any."""
+    if not any(result and result.memory_bytes is not None for result in results.values()):
+        return {}
+    keys = ("memory_bytes", "holdout_memory_accuracy")
+    return {
+        key: {name: getattr(result, key, None) for name, result in results.items()}
+        for key in (*keys, *(f"exact_{key}" for key in keys))
     }
 
 
@@ -328,6 +349,8 @@ def _remarks(run: Run, summary: Summary) -> list[str]:
         remarks.append(
             f"below local-only: by more than {_CLEARLY:.0f} standard errors of the difference"
         )
+    if (saved := compression_remark(summary)) is not None:
+        remarks.append(saved)
     if summary.unfinished or summary.untested:
         remarks.append("peers without a result or without test data are in no mean")
     if summary.same_group_weight is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,31 @@ def peer_table(run: Run, summary: Summary, console: Console) -> Table:
     for label, line in _mean_lines(summary).items():
         table.add_row(label, "", *line.cells(summary), style="bold")
     return table
+
+
+def compression_remark(summary: Summary) -> str | None:
+    """Return what compressed memories save and lose, as means over those peers; None without any.
+
+    A peer that chose λ on no examples has no accuracy there.
+    """
+    sizes = _pairs(summary.exact_memory_bytes, summary.memory_bytes)
+    if not sizes:
+        return None
+    before, after = (sum(each) / len(sizes) / 1024 for each in zip(*sizes, strict=True))
+    remark = f"compressed memories: {after:.1f} of {before:.1f} KiB"
+    accuracies = _pairs(summary.exact_holdout_memory_accuracy, summary.holdout_memory_accuracy)
+    if accuracies:
+        exact, kept = (sum(each) / len(accuracies) for each in zip(*accuracies, strict=True))
+        remark += f", memory {percent(exact)} -> {percent(kept)} on the holdouts"
+    return f"{remark}; means of {len(sizes)} peers"
+
+
+def _pairs(
+    before: Mapping[str, float | None] | None, after: Mapping[str, float | None] | None
+) -> list[tuple[float, float]]:
+    """Return the values of the peers that have both."""
+    pairs = ((value, (after or {}).get(name)) for name, value in (before or {}).items())
+    return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

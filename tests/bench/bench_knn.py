@@ -1,4 +1,4 @@
-"""How fast a datastore is searched, beside faiss's flat index, and built, beside a forward pass.
+"""How fast a datastore is searched, beside faiss's flat index, and built, and compressed.
 
 All on one thread, in a process of its own: arithmetic libraries read that number when they start.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from peer.compression import compress, prototypes_within
 from peer.data import Examples, Split
 from peer.datastore import Datastore, DatastoreSettings
 from peer.learner import TrainingSettings
@@ -130,6 +131,22 @@ def build_row() -> dict[str, object]:
     return row(name, more, "%", f"the forward pass alone: {forward_s:.2f} s")
 
 
+def compress_row() -> dict[str, object]:
+    """Return how long prototypes are learned for a sixteenth of a store's memory."""
+    rng = np.random.default_rng(0)
+    centers = 4 * rng.standard_normal((20, DIM), dtype=np.float32)
+    kinds = rng.integers(0, 20, EXAMPLES)
+    store = Datastore(DatastoreSettings(), DIM, 10, rng)
+    noise = rng.standard_normal((EXAMPLES, DIM), dtype=np.float32)
+    store.add(np.maximum(noise + centers[kinds], 0), kinds % 10)
+    budget = store.size_bytes // 16
+    taken = times_of({"learn": lambda: compress(store, budget, np.random.default_rng(0))})["learn"]
+    count, dims = prototypes_within(budget, dim=DIM, num_classes=10, num_examples=EXAMPLES)
+    name = f"compressing a store of {EXAMPLES:,} x {DIM}"
+    kept = f"{count} prototypes in {dims} dimensions"
+    return row(name, [1000 * seconds for seconds in taken], "ms", kept)
+
+
 def times_of(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Return seconds of each call, taken in turns so that a busy machine is alike to all."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
@@ -154,4 +171,4 @@ def row(name: str, values: list[float], unit: str, compared_with: str) -> dict[s
 
 
 if __name__ == "__main__":
-    print(json.dumps([*search_rows(), build_row()], indent=2))
+    print(json.dumps([*search_rows(), build_row(), compress_row()], indent=2))
