@@ -165,28 +165,20 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return rounds + 1 if rounds > 0 and self.exchange == "average" else max(rounds, 0)
 
 
+_THRIFTY: Mapping[str, Any] = {
+    "exchange": "average",
+    "exchange_every": 10,
+    "num_neighbors": 6,
+    "temperature": 1.0,
+    "epsilon": 0.0,
+    "min_probes": 0.1,
+    "min_gradient_weight": 0.02,
+}
+
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    "thrifty": {
-        "exchange": "average",
-        "exchange_every": 10,
-        "num_neighbors": 6,
-        "temperature": 1.0,
-        "epsilon": 0.0,
-        "min_probes": 0.1,
-        "min_gradient_weight": 0.02,
-    },
-    "odcl": {
-        "exchange": "average",
-        "exchange_every": 10,
-        "num_neighbors": 6,
-        "temperature": 1.0,
-        "epsilon": 0.0,
-        "min_probes": 0.1,
-        "min_gradient_weight": 0.02,
-        "warm_start": "odcl",
-        "start_steps": 40,
-    },
+    "thrifty": _THRIFTY,
+    "odcl": {**_THRIFTY, "warm_start": "odcl", "start_steps": 40},
     "paper": {
         "exploration": "uniform",
         "probes": 0.0,

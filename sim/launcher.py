@@ -116,8 +116,7 @@ class Launcher:
                     f"{self._settings.swarm.ready_timeout_s:g} s: see log.txt in "
                     f"{self._home(missing[0])}, or raise swarm.ready_timeout_s"
                 )
-            # A ready file announces itself to nobody.
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # a ready file announces itself to nobody
 
     def _watch(self) -> None:
         """Show progress until no peer is running any more."""

@@ -39,5 +39,20 @@ def test_models_that_started_elsewhere_are_refused_by_name(peers: Peers):
         arguments = [part for setting in ONE_SHOT for part in ("--set", setting)]
         peers.start(name, "--rounds", "1", "--keep-serving", *arguments)
     peers.introduce("alice", "bob")
-    until(lambda: "model_seed" in peers.log("alice") + peers.log("bob"), "the reason in a log")
-    assert "started from" in peers.log("alice") + peers.log("bob")
+    for name in ("alice", "bob"):
+        until(lambda name=name: "started from" in peers.log(name), "the reason in both logs")
+
+
+def test_who_comes_late_clusters_what_the_others_learned_alone(peers: Peers):
+    names = ("alice", "bob", "carol")
+    peers.make(*names)
+    arguments = [part for setting in ONE_SHOT for part in ("--set", setting)]
+    arguments += ["--rounds", "1", "--keep-serving"]
+    for name in names[:2]:
+        peers.start(name, *arguments)
+    peers.introduce(*names[:2])
+    until(lambda: all("clustered 2 models" in peers.log(n) for n in names[:2]), "the first two")
+    peers.start("carol", *arguments)
+    peers.introduce(*names)
+    until(lambda: "clustered 3 models" in peers.log("carol"), "the late one clusters")
+    until(lambda: "finished: accuracy" in peers.log("carol"), "the late one finishes")
