@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,21 @@ class Examples:
     def take(self, indices: npt.NDArray[np.intp]) -> Examples:
         """Return a copy of the examples at these positions."""
         return Examples(self.inputs[indices], self.labels[indices])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredExamples(Examples):
+    """Examples as they lie on the disk, such as bytes, of which only what is taken is converted.
+
+    Attributes:
+        convert: Turns some of the inputs and their labels into examples, or raises a DataError.
+    """
+
+    convert: Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], Examples]
+
+    def take(self, indices: npt.NDArray[np.intp]) -> Examples:
+        """Return the examples at these positions, converted."""
+        return self.convert(self.inputs[indices], self.labels[indices])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

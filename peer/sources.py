@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.cifar import read_cifar
-from peer.data import Dataset, Examples
+from peer.data import Dataset, Examples, StoredExamples
 from peer.datasets import RawDataset, read_digits, read_fashion_mnist
 from peer.files import replacing
 from peer.hooks import is_hook, load_hook
@@ -35,6 +36,7 @@ def load_source(
     part: tuple[int, int] | None = None,
     pool: int = 1,
     import_paths: Sequence[Path] = (),
+    as_stored: bool = False,
 ) -> Dataset:
     """Load a data set and keep the wanted examples of it.
 
@@ -55,6 +57,7 @@ def load_source(
             label, so that the parts are disjoint, cover everything and hold each label equally.
         pool: Average each square of pool by pool pixels into one; 1 leaves images as they are.
         import_paths: Folders that a hook is looked up in, after those of Python.
+        as_stored: Keep bytes as bytes until some of the examples are taken: for who takes a few.
 
     Returns:
         Train inputs and labels, the test part if the source has its own, the owners of both if the
@@ -72,7 +75,11 @@ def load_source(
     kept: dict[str, Examples] = {}
     for name, (inputs, given) in checked.items():
         chosen = _select(given, labels, part, num_classes, raw.name)
-        kept[name] = _convert(inputs[chosen], given[chosen], pool, raw.name)
+        convert = functools.partial(_convert, pool=pool, name=raw.name)
+        if as_stored and inputs.dtype == np.uint8:
+            kept[name] = StoredExamples(inputs[chosen], given[chosen], convert)
+        else:
+            kept[name] = convert(inputs[chosen], given[chosen])
         if (whose := owners[name]) is not None:
             owners[name] = whose[chosen]
     if not len(kept["train"]):

@@ -33,6 +33,7 @@ from protocol.tensors import allocate
 Halves = npt.NDArray[np.float16]
 
 _EXPONENT = np.uint32(0x7F800000)
+_SIGN = np.uint32(0x80000000)
 _SMALLEST_NORMAL = np.float32(2.0**-14)
 _ONLY_F16_DIGITS = np.float32(1.5 * 2.0**13)
 
@@ -224,5 +225,5 @@ def _rounded(vector: Vector) -> Vector:
     powers *= _ONLY_F16_DIGITS
     rounded = vector + powers
     rounded -= powers
-    np.copysign(rounded, vector, out=rounded)
+    rounded.view(np.uint32)[...] |= vector.view(np.uint32) & _SIGN  # what became 0 keeps its sign
     return rounded

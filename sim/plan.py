@@ -120,6 +120,7 @@ def load_slices(settings: SwarmSettings, base: Path) -> list[Slice]:
         num_classes=settings.classes or None,
         pool=settings.pool,
         import_paths=import_paths(settings, base),
+        as_stored=True,
     )
     rng = np.random.default_rng(settings.seed)
     return partition(dataset, settings.peers, settings.partition, rng)

@@ -218,10 +218,19 @@ def test_a_peer_restored_continues_with_the_same_bits():
         assert first == second
 
 
-def test_an_optimizer_state_of_another_model_is_refused():
-    learner = learner_of(module())
-    state = {"nowhere/exp_avg": np.zeros(3, np.float32)}
-    with pytest.raises(CheckpointError, match="nowhere"):
+@pytest.mark.parametrize("damage", ["another name", "another shape", "a moment missing", "sgd"])
+def test_an_optimizer_state_of_another_model_or_optimizer_is_refused(damage: str):
+    learner = learner_of(module(), optimizer="sgd" if damage == "sgd" else "adam")
+    state = learner_of(module()).optimizer_state()
+    key = sorted(state)[0]
+    match damage:
+        case "another name":
+            state["nowhere/exp_avg"] = state.pop(key)
+        case "another shape":
+            state[key] = np.zeros((3, 1, 4), np.float32)
+        case "a moment missing":
+            del state[key]
+    with pytest.raises(CheckpointError, match="optimizer state"):
         learner.restore(learner.parameters(), state)
 
 
