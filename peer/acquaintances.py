@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from peer import algorithm
-from protocol.messages import ModelSnapshot, PeerId
+from protocol.messages import MAX_FRIENDS, ModelSnapshot, PeerId
 from protocol.tensors import Tensors
 
 
@@ -23,6 +23,20 @@ class KeptModel:
     snapshot: ModelSnapshot
     loss: float | None
     fetched_round: int
+
+
+def best_collaborators(
+    weights: Mapping[PeerId, float], own: PeerId, least: float
+) -> tuple[PeerId, ...]:
+    """Return the others of the largest weights, as others are told: they may be theirs, too.
+
+    Args:
+        weights: w_i.
+        own: Who is none of them.
+        least: The weight that one must have.
+    """
+    others = [each for each, weight in weights.items() if each != own and weight >= least]
+    return tuple(sorted(others, key=lambda each: (-weights[each], each))[:MAX_FRIENDS])
 
 
 class Acquaintances:
@@ -75,7 +89,11 @@ class Acquaintances:
                 self.loss_averages[peer_id] = average
 
     def weights(
-        self, own: PeerId, others: Collection[PeerId], temperature: float
+        self,
+        own: PeerId,
+        others: Collection[PeerId],
+        temperature: float,
+        prior: Mapping[PeerId, float] | None = None,
     ) -> dict[PeerId, float]:
         """Return w_i over self and those of the others that were ever measured."""
         averages = {
@@ -83,11 +101,29 @@ class Acquaintances:
             for peer_id, average in self.loss_averages.items()
             if peer_id in others or peer_id == own
         }
-        return algorithm.collaboration_weights(averages, temperature)
+        return algorithm.collaboration_weights(averages, temperature, prior)
 
     def tensors_of(self, peer_id: PeerId) -> Tensors:
         """Return a kept model."""
         return self.kept[peer_id].snapshot.tensors
+
+    def best_since(
+        self, round_number: int, losses: Mapping[PeerId, float], own: float
+    ) -> PeerId | None:
+        """Return whose kept model, made in this round or later, is the best below a loss of ours.
+
+        Args:
+            round_number: The earliest round.
+            losses: Of models just measured.
+            own: The loss to be below.
+        """
+        candidates = [
+            (losses[peer_id], peer_id)
+            for peer_id, kept in self.kept.items()
+            if kept.snapshot.version.round_number >= round_number
+            and losses.get(peer_id, float("inf")) < own
+        ]
+        return min(candidates)[1] if candidates else None
 
     def recommended(self) -> dict[PeerId, tuple[PeerId, ...]]:
         """Return the best collaborators that the owners of kept models told of."""

@@ -41,10 +41,11 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         ValueError: Two settings exclude each other.
     """
 
-    profile: Literal["default", "thrifty", "odcl", "paper"] = "default"
+    profile: Literal["default", "thrifty", "odcl", "newcomer", "paper"] = "default"
     """Presets for the settings below that aren't given: `default`; `thrifty`, which averages models
-    for under half the traffic; `odcl`, which averages inside the clusters of a warm start; or the
-    literal `paper`."""
+    for under half the traffic; `odcl`, which averages inside the clusters of a warm start;
+    `newcomer`, which with `rounds = 1` predicts by the models of its best collaborators and makes
+    no gradient, as long as one of them answers; or the literal `paper`."""
     num_neighbors: Natural = 3
     """M, neighbors sampled a round. More find friends sooner and cost more traffic; 0 is learning
     alone. Paper: 3."""
@@ -81,8 +82,9 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     warm_start: Literal["none", "odcl"] = "none"
     """`odcl` fetches everybody's model once after a one-shot start, and clusters the directions in
     which they have gone: those of the own cluster are the first collaborators, all alike until they
-    are measured. It costs a model of each peer, finds groups at once, and hurts where there are
-    none. Needs some forty `start_steps`. Paper: none."""
+    are measured; averaged, they count by their examples at first. It costs a model of each peer,
+    finds groups at once, and hurts where there are none. Needs some forty `start_steps`. Paper:
+    none."""
     clustering: ClusteringName = "linkage"
     """How `odcl` clusters: `linkage` and `convex` find the number of clusters themselves, `kmeans`
     and `gradient` are told it by `num_clusters`, or find it by silhouette."""
@@ -145,6 +147,11 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return widths[self.codec]
 
     @property
+    def tells_sizes(self) -> bool:
+        """Whether peers say how many examples they have: only where clusters are averaged by it."""
+        return self.warm_start == "odcl" and self.exchange == "average"
+
+    @property
     def first_steps(self) -> int:
         """Local steps before the first round."""
         return self.start_steps if self.start == "oneshot" else 0
@@ -179,6 +186,15 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "thrifty": _THRIFTY,
     "odcl": {**_THRIFTY, "warm_start": "odcl", "start_steps": 40},
+    "newcomer": {
+        "start": "cold",
+        "adopt_after": 1,
+        "anchor": False,
+        "exchange_every": 1,
+        "min_gradient_weight": 1.0,
+        "min_own_weight": 0.0,
+        "final_full": 0.0,
+    },
     "paper": {
         "exploration": "uniform",
         "probes": 0.0,
@@ -211,13 +227,16 @@ def update_loss_average(average: float | None, loss: float, beta: float) -> floa
 
 
 def collaboration_weights(
-    loss_averages: Mapping[PeerId, float], temperature: float
+    loss_averages: Mapping[PeerId, float],
+    temperature: float,
+    prior: Mapping[PeerId, float] | None = None,
 ) -> dict[PeerId, float]:
-    """Return w_j = softmax(-L̂_j / T) over the peers given (equation 3 with a flat prior).
+    """Return w_j ∝ p_j exp(-L̂_j / T) over the peers given (equation 3).
 
     Args:
         loss_averages: Finite loss averages by peer; peers never measured are absent.
         temperature: T > 0; 1 is the paper's, with losses summed over the local data.
+        prior: p_j > 0 of all these peers, up to a factor; flat if None.
 
     Returns:
         Weights that sum to 1, in peer-id order; empty when nothing was measured.
@@ -227,6 +246,8 @@ def collaboration_weights(
     peer_ids = sorted(loss_averages)
     best = min(loss_averages.values())
     scores = [math.exp((best - loss_averages[peer_id]) / temperature) for peer_id in peer_ids]
+    if prior is not None:
+        scores = [prior[each] * score for each, score in zip(peer_ids, scores, strict=True)]
     total = math.fsum(scores)
     return {peer_id: score / total for peer_id, score in zip(peer_ids, scores, strict=True)}
 

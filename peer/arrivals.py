@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
-from peer.algorithm import WeightedGradient
+import numpy as np
+
+from peer.algorithm import Vector, Verdict, WeightedGradient
 from protocol.messages import GradientUpdate, PeerId, Version
 
 
 class Arrivals:
     """One gradient a sender, the newest.
+
+    Where nobody waits for anybody, most gradients are made on the version before the present one.
+    The own model has gone along them for a round's steps since, and what is left of them misleads.
+    So the own gradients on the last versions are kept, to tell what has changed.
 
     Args:
         staleness: Rounds that the model a gradient was made on may be old.
@@ -18,6 +25,7 @@ class Arrivals:
     def __init__(self, staleness: int) -> None:
         self._staleness = staleness
         self._kept: dict[PeerId, GradientUpdate] = {}
+        self._own: dict[int, Vector] = {}  # by the round_number of the version
 
     def keep(self, update: GradientUpdate) -> None:
         """Keep a gradient unless there is a newer one of its sender."""
@@ -32,22 +40,74 @@ class Arrivals:
         """Drop the gradients of these senders, and return how many there were."""
         return sum(self._kept.pop(peer_id, None) is not None for peer_id in peer_ids)
 
-    def take(self, version: Version) -> tuple[dict[PeerId, WeightedGradient], int]:
-        """Hand over all that suit the own model, and keep none.
+    def take(
+        self, version: Version, own: Vector | None
+    ) -> tuple[dict[PeerId, WeightedGradient], list[Verdict]]:
+        """Hand over all that suit the own model, as if made on it, and keep none.
 
         Args:
             version: Of the own model.
+            own: The own gradient on it, by which those made on older versions are renewed; None to
+                hand them over as they came. Shape (num_parameters,).
 
         Returns:
-            The gradients in the order of senders; and how many were made on a model of another
-            incarnation, of the future or too old.
+            The gradients in the order of senders; and a verdict on each that is refused: stale, if
+            made on a model of another incarnation, of the future or too old; opposed, if it was
+            when it was made.
         """
-        fresh = {
-            sender: WeightedGradient(update.weight, update.gradient.flat_f32())
-            for sender, update in sorted(self._kept.items())
-            if update.on_version.incarnation == version.incarnation
-            and 0 <= version.round_number - update.on_version.round_number <= self._staleness
-        }
-        stale = len(self._kept) - len(fresh)
-        self._kept = {}
-        return fresh, stale
+        arrived, self._kept = self._kept, {}
+        fresh: dict[PeerId, WeightedGradient] = {}
+        refused: list[Verdict] = []
+        for sender, update in sorted(arrived.items()):
+            age = version.round_number - update.on_version.round_number
+            if update.on_version.incarnation != version.incarnation or not (
+                0 <= age <= self._staleness
+            ):
+                refused.append(Verdict.STALE)
+                continue
+            made = update.gradient.flat_f32()
+            then = self._own.get(update.on_version.round_number) if age else None
+            gradient = made if own is None or then is None else renew(made, then, own)
+            if gradient is None:
+                refused.append(Verdict.OPPOSED)
+            else:
+                fresh[sender] = WeightedGradient(update.weight, gradient)
+        self._remember(version.round_number, own)
+        return fresh, refused
+
+    def _remember(self, round_number: int, own: Vector | None) -> None:
+        """Keep an own gradient for as long as gradients made on its version may come."""
+        if own is not None:
+            self._own[round_number] = own
+        oldest = round_number + 1 - self._staleness
+        self._own = {number: each for number, each in self._own.items() if number >= oldest}
+
+
+def renew(gradient: Vector, then: Vector, now: Vector) -> Vector | None:
+    """Return what a gradient made on an older version of the own model is on the present one.
+
+    g + (now - then): what tells the sender from the owner stays, and what the steps since have
+    changed is taken from the owner. That is the control variate of SVRG ("Accelerating Stochastic
+    Gradient Descent using Predictive Variance Reduction", 2013). Before, the gradient is judged and
+    clipped as on the older version, so that nobody can send what the owner would have refused.
+
+    Args:
+        gradient: Made on the older version by another, shape (num_parameters,).
+        then: The own gradient on the older version.
+        now: The own gradient on the present version.
+
+    Returns:
+        The renewed gradient; the same one where a number isn't finite, which is for others to
+        judge; None when it opposed the own one on the older version.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        squared, limit, present = (float(np.dot(each, each)) for each in (gradient, then, now))
+    if not math.isfinite(squared + limit + present):
+        return gradient
+    if float(np.dot(then, gradient)) < 0.0:
+        return None
+    scale = math.sqrt(limit / squared) if squared > limit else 1.0
+    renewed = np.float32(scale) * gradient
+    renewed += now
+    renewed -= then
+    return renewed

@@ -1,8 +1,8 @@
 """Save and restore a peer: one safetensors file, written whole or not at all.
 
-Tensors are named `own/NAME`, `optimizer/NAME/MOMENT` and `models/PEER_ID/NAME`, and where there is
-a memory `memory/store/NAME` and `memory/model/NAME`; the file's metadata holds the rest as JSON
-under `coterie`.
+Tensors are named `own/NAME`, `optimizer/NAME/MOMENT` and `models/PEER_ID/NAME`; `shown/NAME`, where
+others are shown another model than the own one; and where there is a memory `memory/store/NAME` and
+`memory/model/NAME`. The file's metadata holds the rest as JSON under `coterie`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
     """
     core = checkpoint.core
     arrays = _arrays("own", core.model.tensors)
+    if core.shown is not None:
+        arrays |= _arrays("shown", core.shown)
     for peer_id, kept in core.kept.items():
         arrays |= _arrays(f"models/{peer_id}", kept.snapshot.tensors)
     for key, array in checkpoint.optimizer.items():
@@ -89,6 +91,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
         },
         "explorer": msgspec.to_builtins(core.explorer, order="sorted"),
         "rng_state": core.rng_state,
+        "shows_other": core.shown is not None,
         "totals": dict(checkpoint.totals),
     }
     if (memory := checkpoint.memory) is not None:
@@ -186,6 +189,7 @@ def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) 
         kept=kept,
         explorer=msgspec.convert(metadata["explorer"], ExplorerState),
         rng_state=metadata["rng_state"],
+        shown=_tensors("shown", entries, layout) if metadata.get("shows_other") else None,
     )
     prefix = "optimizer/"
     optimizer = {

@@ -22,7 +22,7 @@ examples:
   coterie peer alice.toml                         run for as long as the config says
   coterie peer alice.toml --rounds 200            stop after round 200
   coterie peer alice.toml --set algorithm.epsilon=0.5 --set training.learning_rate=0.003
-  coterie peer dave.toml --rounds 1 --set algorithm.start=cold --set personalization.kind=knn
+  coterie peer dave.toml --rounds 1 --set algorithm.profile=newcomer --set personalization.kind=knn
                                                   a newcomer that doesn't train: it takes the models
                                                   of its best collaborators, remembers, predicts
 """

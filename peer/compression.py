@@ -6,8 +6,8 @@ softmax(-d) weighs it, d its Euclidean distance in the projection, whose scale s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from peer.clustering.interface import on_one_thread
 from peer.datastore import Datastore, Labels
-from peer.interpolation import Tuning, accuracy_of, interpolate
 from peer.learner import Probabilities
 from peer.nearest import Embeddings, NearestSearch, check_embeddings
 from protocol.errors import CheckpointError, ConfigError, DataError
@@ -197,41 +196,6 @@ def compress(store: Datastore, size_bytes: int, rng: np.random.Generator) -> Pro
         says=_softmax(parts.logits),
         classes=classes,
         num_classes=store.num_classes,
-    )
-
-
-def tune_compressed(
-    prototypes: Prototypes,
-    exact: Tuning,
-    lambdas: Sequence[float],
-    *,
-    embeddings: Embeddings,
-    model: Probabilities,
-    labels: Labels,
-) -> Tuning:
-    """Choose λ for prototypes that haven't seen the validation examples; see `tune`.
-
-    Args:
-        prototypes: Learned from the store without these examples.
-        exact: How that store did on them.
-        lambdas: The grid of λ.
-        embeddings: Theirs. Shape (num_examples, dim).
-        model: What the model predicts for them. Shape (num_examples, num_classes).
-        labels: Theirs. Shape (num_examples,).
-
-    Raises:
-        DataError: An embedding is not finite, or shapes don't fit.
-    """
-    memory = prototypes.recall(embeddings)
-    found = {
-        lam: accuracy_of(interpolate(memory, model, lam), labels) or 0.0 for lam in sorted(lambdas)
-    }
-    lam = max(found, key=lambda lam: found[lam])
-    return replace(
-        exact,
-        blend=replace(exact.blend, lam=lam),
-        accuracy=found[lam] if len(labels) else None,
-        memory_accuracy=accuracy_of(memory, labels),
     )
 
 

@@ -8,14 +8,14 @@ the same effects. Answers that carry another round number than the current one a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
 import numpy as np
 
 from peer import algorithm
-from peer.acquaintances import Acquaintances, KeptModel
+from peer.acquaintances import Acquaintances, KeptModel, best_collaborators
 from peer.algorithm import AlgorithmSettings, Verdict
 from peer.arrivals import Arrivals
 from peer.events import (
@@ -52,7 +52,7 @@ from peer.events import (
 from peer.exploration import Candidates, Explorer, ExplorerState
 from peer.learner import Batch
 from protocol.errors import LocalProtocolError
-from protocol.messages import MAX_FRIENDS, GradientUpdate, ModelSnapshot, PeerId, Version
+from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
 from protocol.tensors import Tensors
 
 MAX_CLUSTERED = 1024
@@ -71,6 +71,7 @@ class PeerSnapshot:
         kept: Models of others.
         explorer: Whom to look at next.
         rng_state: The sampling generator's state.
+        shown: What others are shown instead of the own model; None where that is what they see.
     """
 
     round_number: int
@@ -80,6 +81,7 @@ class PeerSnapshot:
     kept: Mapping[PeerId, KeptModel]
     explorer: ExplorerState
     rng_state: Mapping[str, Any]
+    shown: Tensors | None = None
 
 
 class _Phase(Enum):
@@ -104,6 +106,7 @@ class PeerCore:
         rounds: How many rounds to do in all, or None for ever.
         rng: Decides who is sampled; nothing else is random.
         restored: A saved state to go on from.
+        num_examples: How many the peer trains on, for who averages by that; 0 is not to say.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class PeerCore:
         rounds: int | None,
         rng: np.random.Generator,
         restored: PeerSnapshot | None = None,
+        num_examples: int = 0,
     ) -> None:
         self._peer_id = peer_id
         self._settings = settings
@@ -139,7 +143,9 @@ class PeerCore:
         self._model = ModelSnapshot(
             version=Version(incarnation, model_round),
             tensors=restored.model.tensors if restored is not None else model,
+            num_examples=num_examples if settings.tells_sizes else 0,
         )
+        self._shown = restored.shown if restored is not None else None
         self._neighbors = Candidates()
         self._sampled: tuple[PeerId, ...] = ()
         self._weights: dict[PeerId, float] = {}
@@ -151,6 +157,7 @@ class PeerCore:
         self._own_gradient: Tensors | None = None
         self._arrivals = Arrivals(settings.staleness)
         self._verdicts: dict[Verdict, int] = {}
+        self._clustered: Clustered | None = None
         self._boundary = self._snapshot()
 
     @property
@@ -201,8 +208,8 @@ class PeerCore:
                 return self._after_e_step()
             case Measured(peer_id, _, loss):
                 return self._take_loss(peer_id, loss)
-            case Clustered(_, members, _):
-                return self._take_cluster(members)
+            case Clustered():
+                return self._take_cluster(event)
             case Differentiated():
                 return self._take_gradient(event)
             case RoundClosed():
@@ -248,7 +255,10 @@ class PeerCore:
     def _start(self) -> list[Effect]:
         """A newcomer may take its first steps before it shows itself."""
         if not self._newcomer:
-            return [Publish(self._model), *self._begin_round()]
+            shown = (
+                self._model if self._shown is None else replace(self._model, tensors=self._shown)
+            )
+            return [Publish(shown), *self._begin_round()]
         if not self._is_gathering:  # which is a survey, too
             self._explorer.begin_survey(self._neighbors)
         steps = self._settings.first_steps
@@ -379,21 +389,23 @@ class PeerCore:
     def _cluster(self) -> list[Effect]:
         """Ask who belongs together, if anybody is there to belong to."""
         self._phase = _Phase.CLUSTERING
-        models = {peer_id: self._tensors_of(peer_id) for peer_id in sorted(self._at_hand)}
-        models[self._peer_id] = self._model.tensors
-        if len(models) == 1:
-            return self._take_cluster(())
-        how = self._settings
-        number = self._round_number
+        how, number = self._settings, self._round_number
+        others = sorted(self._at_hand - {self._peer_id})
+        if not others:
+            return self._take_cluster(Clustered(number, {self._peer_id: 1}, "", ""))
+        models = {peer_id: self._known.kept[peer_id].snapshot for peer_id in others}
+        models[self._peer_id] = self._model
         return [Cluster(number, models, self._initial, how.clustering, how.num_clusters)]
 
-    def _take_cluster(self, members: tuple[PeerId, ...]) -> list[Effect]:
+    def _take_cluster(self, found: Clustered) -> list[Effect]:
         """Take those of the own cluster for as good as the own model, as long as nobody measured.
 
         Strangers stay unmeasured, so that those whom the clustering missed can still be found.
         """
         if self._phase is not _Phase.CLUSTERING:
             return []
+        self._clustered = found
+        members = tuple(peer_id for peer_id in found.sizes if peer_id != self._peer_id)
         own = self._losses.setdefault(self._peer_id, 0.0)
         self._losses |= dict.fromkeys(members, own)
         if self._settings.exchange == "average":
@@ -410,8 +422,7 @@ class PeerCore:
         adopted = self._best_to_adopt()
         if adopted is not None:
             self._phase = _Phase.STEPPING
-            averages = self._known.loss_averages
-            averages[self._peer_id] = averages[adopted]
+            self._known.loss_averages[self._peer_id] = self._known.loss_averages[adopted]
             return [Adopt(self._round_number, adopted, self._tensors_of(adopted))]
         return self._begin_m_step()
 
@@ -430,13 +441,7 @@ class PeerCore:
         if not self._newcomer or self._round_number > 0 or self._settings.adopt_after == 0:
             return None
         own = self._losses.get(self._peer_id, float("inf"))
-        candidates = [
-            (self._losses[peer_id], peer_id)
-            for peer_id, kept in self._known.kept.items()
-            if kept.snapshot.version.round_number >= self._settings.adopt_after
-            and self._losses.get(peer_id, float("inf")) < own
-        ]
-        return min(candidates)[1] if candidates else None
+        return self._known.best_since(self._settings.adopt_after, self._losses, own)
 
     # The M-step: differentiate, send, combine, step.
 
@@ -506,14 +511,12 @@ class PeerCore:
         if self._settings.exchange == "average":
             self._phase = _Phase.STEPPING
             return [Train(self._round_number, self._average(), self._batches())]
-        fresh, num_stale = self._arrivals.take(self._model.version)
-        self._count(Verdict.STALE, num_stale)
+        defended = self._settings.defended
         own = self._own_gradient.flat_f32() if self._own_gradient is not None else None
         own_weight = 1.0 if self._settings.anchor else self._weights.get(self._peer_id, 0.0)
-        total, verdicts = algorithm.combine_gradients(
-            own, own_weight, fresh, defended=self._settings.defended
-        )
-        for verdict in verdicts.values():
+        fresh, refused = self._arrivals.take(self._model.version, own if defended else None)
+        total, verdicts = algorithm.combine_gradients(own, own_weight, fresh, defended=defended)
+        for verdict in (*refused, *verdicts.values()):
             self._count(verdict)
         if total is None:
             return self._finish_round()
@@ -527,13 +530,14 @@ class PeerCore:
         return [Step(self._round_number, gradient, batches, held)]
 
     def _average(self) -> Tensors:
-        """Mix the models at hand into the own one, small weights left out."""
+        """Mix the models at hand into the own one, small weights left out unless just clustered."""
         weights = {
             peer_id: self._weights[peer_id]
             for peer_id in (*self._sampled, self._peer_id)
             if peer_id in self._weights and (peer_id in self._at_hand or peer_id == self._peer_id)
         }
-        used = algorithm.prune_weights(weights, self._settings.min_gradient_weight)
+        least = 0.0 if self._clustered else self._settings.min_gradient_weight
+        used = algorithm.prune_weights(weights, least)
         models = {peer_id: self._tensors_of(peer_id) for peer_id in used}
         return algorithm.average_models(used, models) if used else self._model.tensors
 
@@ -543,21 +547,15 @@ class PeerCore:
             return []
         made_in = self._round_number if starting else self._round_number + 1
         version = Version(self._model.version.incarnation, made_in)
-        self._model = ModelSnapshot(version=version, tensors=model, friends=self._friends())
+        before, least = self._model, self._settings.min_gradient_weight
+        friends = best_collaborators(self._weights, self._peer_id, least)
+        self._model = replace(before, version=version, tensors=model, friends=friends)
         if starting:
             return [Publish(self._model), *self._begin_round()]
         # After one shot, whoever comes late must still see what all others have clustered.
+        self._shown = before.tensors if self._is_one_shot else None
         published = [] if self._is_one_shot else [Publish(self._model)]
         return [*published, *self._finish_round()]
-
-    def _friends(self) -> tuple[PeerId, ...]:
-        """The best collaborators, as others are told: they may be theirs, too."""
-        others = {
-            peer_id: weight
-            for peer_id, weight in self._weights.items()
-            if peer_id != self._peer_id and weight >= self._settings.min_gradient_weight
-        }
-        return tuple(sorted(others, key=lambda peer_id: (-others[peer_id], peer_id))[:MAX_FRIENDS])
 
     def _finish_round(self) -> list[Effect]:
         collaborating = self.collaboration_weights()
@@ -570,7 +568,9 @@ class PeerCore:
             self.prediction_weights(),
             self._sampled,
             dict(self._verdicts),
+            self._clustered.digest if self._clustered else "",
         )
+        self._clustered = None
         self._round_number += 1
         return [finished, *self._begin_round()]
 
@@ -583,10 +583,12 @@ class PeerCore:
             kept=dict(self._known.kept),
             explorer=self._explorer.snapshot(),
             rng_state=self._rng.bit_generator.state,
+            shown=self._shown,
         )
 
     def _weights_over(self, others: Collection[PeerId]) -> dict[PeerId, float]:
-        return self._known.weights(self._peer_id, others, self._settings.temperature)
+        sizes = self._clustered.sizes if self._clustered else None
+        return self._known.weights(self._peer_id, others, self._settings.temperature, sizes)
 
     def _tensors_of(self, peer_id: PeerId) -> Tensors:
         if peer_id == self._peer_id:

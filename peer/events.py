@@ -94,10 +94,18 @@ class ExamplesChanged:
 
 @dataclass(frozen=True, slots=True)
 class Clustered:
-    """Answers `Cluster` with the others of the own cluster, sorted, and a note on all of it."""
+    """Answers `Cluster`.
+
+    Attributes:
+        round_number: The round.
+        sizes: How many examples everybody in the own cluster counts for, itself included.
+        digest: The same wherever the same was found.
+        note: All that was found, in plain words.
+    """
 
     round_number: int
-    members: tuple[PeerId, ...]
+    sizes: Mapping[PeerId, int]
+    digest: str
     note: str
 
 
@@ -184,14 +192,14 @@ class Cluster:
 
     Attributes:
         round_number: The round.
-        models: By owner, the own one among them.
+        models: By owner, the own one among them; each says on how many examples it was trained.
         initial: Where all started.
         clustering: The name of the clustering.
         num_clusters: What it is told, 0 for nothing.
     """
 
     round_number: int
-    models: Mapping[PeerId, Tensors]
+    models: Mapping[PeerId, ModelSnapshot]
     initial: Tensors
     clustering: ClusteringName
     num_clusters: int
@@ -256,6 +264,7 @@ class RoundFinished:
         prediction_weights: The mixture: over self and the peers whose models are kept.
         sampled: The round's sampled neighbors.
         verdicts: How many gradients of others were applied, and refused by reason.
+        clustering: Digest of the clustering that the round went by; empty where there was none.
     """
 
     round_number: int
@@ -265,6 +274,7 @@ class RoundFinished:
     prediction_weights: Mapping[PeerId, float]
     sampled: tuple[PeerId, ...]
     verdicts: Mapping[Verdict, int]
+    clustering: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -187,8 +187,6 @@ def tune(
         ConfigError: The grid is empty, or a λ is out of range.
         DataError: An embedding is not finite, or shapes don't fit.
     """
-    if fault := _fault_of(settings.lambdas):
-        raise ConfigError(fault)
     if labels.shape != model.shape[:1] or len(embeddings) != len(model):
         raise DataError(
             f"{len(embeddings)} embeddings, {len(model)} predictions and labels of shape "
@@ -197,10 +195,35 @@ def tune(
     asked = store if arrivals is None else store.without(arrivals)
     blend = Blend(lam=0.0, k_nearest=settings.k_nearest, sigma=sigma_of(asked, settings))
     memory = blend.recall(asked, embeddings) if len(labels) else None
-    grid = sorted(settings.lambdas) if memory is not None else (0.0,)
+    return choose(memory, model, labels, blend, settings.lambdas)
+
+
+def choose(
+    memory: Probabilities | None,
+    model: Probabilities,
+    labels: Labels,
+    blend: Blend,
+    lambdas: Sequence[float],
+) -> Tuning:
+    """Choose λ by what memory and model say of examples that neither of them has seen; see `tune`.
+
+    Args:
+        memory: Shape (num_examples, num_classes), or None where it says nothing.
+        model: Of the same shape.
+        labels: The true ones. Shape (num_examples,).
+        blend: How the memory was asked; its λ counts for nothing.
+        lambdas: The grid of λ.
+
+    Raises:
+        ConfigError: The grid is empty, or a λ is out of range.
+        DataError: The model's probabilities are not finite, or the shapes differ.
+    """
+    if fault := _fault_of(lambdas):
+        raise ConfigError(fault)
+    grid = sorted(lambdas) if memory is not None and len(labels) else (0.0,)
     lam = max(grid, key=lambda lam: accuracy_of(interpolate(memory, model, lam), labels) or 0.0)
     return Tuning(
-        blend=Blend(lam=lam, k_nearest=blend.k_nearest, sigma=blend.sigma),
+        blend=replace(blend, lam=lam),
         num_examples=len(labels),
         accuracy=accuracy_of(interpolate(memory, model, lam), labels),
         model_accuracy=accuracy_of(model, labels),

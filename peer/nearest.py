@@ -41,6 +41,36 @@ class Nearest(NamedTuple):
     distances: npt.NDArray[np.float64]
 
 
+class Frame(NamedTuple):
+    """Where points are moved and how they are scaled, so that squares fit f32 and little cancels.
+
+    Attributes:
+        scale: A power of two, by which scaling is exact.
+        middle: Of the scaled points, about. Shape (dim,).
+    """
+
+    scale: np.float32
+    middle: Embeddings
+
+    @classmethod
+    def of(cls, points: Embeddings) -> Frame:
+        """Return the frame of finite points of shape (num_points, dim)."""
+        largest = float(np.abs(points).max(initial=0.0))
+        exponent = _LARGEST_EXPONENT - int(np.frexp(largest)[1])
+        scale = np.float32(2.0 ** int(np.clip(exponent, -126, 126)))
+        # The middle decides how much cancels, never what is found: a sample's median will do.
+        sample = points[:: max(1, len(points) // 1024)]
+        if not len(sample):
+            sample = np.zeros((1, points.shape[1]), np.float32)
+        return cls(scale, np.median(sample * scale, axis=0).astype(np.float32))
+
+    def moved(self, points: Embeddings) -> Embeddings:
+        """Return points in this frame; those too far for f32 are infinite, without a warning."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved: Embeddings = points * self.scale - self.middle
+        return moved
+
+
 class NearestSearch:
     """Stored points, prepared to be searched.
 
@@ -56,16 +86,8 @@ class NearestSearch:
     def __init__(self, points: Embeddings) -> None:
         check_embeddings(points, "stored embeddings")
         self.points = points
-        largest = float(np.abs(points).max(initial=0.0))
-        exponent = _LARGEST_EXPONENT - int(np.frexp(largest)[1])
-        # A power of two: scaling by it is exact.
-        self._scale = np.float32(2.0 ** int(np.clip(exponent, -126, 126)))
-        # The middle decides how much cancels, never what is found: a sample's median will do.
-        sample = points[:: max(1, len(points) // 1024)]
-        if not len(sample):
-            sample = np.zeros((1, points.shape[1]), np.float32)
-        self._middle = np.median(sample * self._scale, axis=0).astype(np.float32)
-        moved = self._moved(points)
+        self._frame = Frame.of(points)
+        moved = self._frame.moved(points)
         # (dim + 1) products of f32 added in any order, and the roundings of the moved points
         self._slack = 1.01 * _UNIT * (points.shape[1] + 16)
         squares = _squared_norms(moved) * (1 - 2 * self._slack)
@@ -81,9 +103,7 @@ class NearestSearch:
         Raises:
             DataError: The queries are no finite embeddings of the stored ones' dimension.
         """
-        check_embeddings(queries, "queries", self.points.shape[1])
-        if k_nearest < 1:
-            raise DataError(f"k_nearest = {k_nearest}: it must be at least 1")
+        check_question(queries, k_nearest, self.points.shape[1])
         count = min(k_nearest, len(self.points))
         positions = np.empty((len(queries), count), np.intp)
         distances = np.empty((len(queries), count), np.float64)
@@ -111,14 +131,10 @@ class NearestSearch:
                 positions, rows = np.divmod(near, len(queries))
                 order = np.argsort(rows.astype(np.uint16), kind="stable")
                 rows, positions = rows[order], positions[order] + start
-                best.merge(rows, positions, _squares(queries, self.points, rows, positions))
+                best.merge(rows, positions, squares_of(queries, self.points, rows, positions))
             start += len(block)
             width = min(start, _POINTS_AT_ONCE)
         return best
-
-    def _moved(self, points: Embeddings) -> Embeddings:
-        moved: Embeddings = points * self._scale - self._middle
-        return moved
 
     def _asked(
         self, queries: Embeddings
@@ -128,8 +144,7 @@ class NearestSearch:
         A prepared point times such a column is |point|² - 2 point·query, less what rounding may do.
         The columns have the shape (dim + 1, num_queries).
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            moved = self._moved(queries)
+        moved = self._frame.moved(queries)
         too_far = ~(np.abs(moved).max(axis=1, initial=0.0) < _FARTHEST)
         moved[too_far] = 0.0
         asked = np.ones((moved.shape[1] + 1, len(moved)), np.float32)
@@ -140,7 +155,7 @@ class NearestSearch:
     def _limits(self, squares: _Squares, norms: npt.NDArray[np.float64]) -> Embeddings:
         """Return the product above which no point can be nearer than the k-th. (num_queries,)."""
         room = 1 + 2.0**-50 * (self.points.shape[1] + 16)  # for roundings in f64
-        bounds = squares * (float(self._scale) ** 2 * room) - norms * (1 - self._slack)
+        bounds = squares * (float(self._frame.scale) ** 2 * room) - norms * (1 - self._slack)
         bounds += np.abs(bounds) * 4 * _UNIT + _SMALLEST * (self.points.shape[1] + 16)
         with np.errstate(over="ignore"):
             limits: Embeddings = bounds.astype(np.float32)
@@ -204,10 +219,28 @@ def check_embeddings(embeddings: Embeddings, what: str, dim: int | None = None) 
         )
 
 
-def _squares(
+def check_question(queries: Embeddings, k_nearest: int, dim: int) -> None:
+    """Check what a search is asked.
+
+    Raises:
+        DataError: The queries are no finite embeddings of this dimension, or k_nearest is below 1.
+    """
+    check_embeddings(queries, "queries", dim)
+    if k_nearest < 1:
+        raise DataError(f"k_nearest = {k_nearest}: it must be at least 1")
+
+
+def squares_of(
     queries: Embeddings, points: Embeddings, rows: _Positions, columns: _Positions
 ) -> _Squares:
-    """Return squared distances of pairs: of two f32 they fit f64 and have no cancellation."""
+    """Return squared distances of pairs: of two f32 they fit f64 and have no cancellation.
+
+    Args:
+        queries: Shape (num_queries, dim).
+        points: Shape (num_points, dim).
+        rows: Which query each pair is of. Shape (num_pairs,).
+        columns: Which point. Shape (num_pairs,).
+    """
     squares = np.empty(len(rows))
     step = max(1, _PAIRS_AT_ONCE // points.shape[1])
     for start in range(0, len(rows), step):

@@ -8,6 +8,7 @@ how much data it has, and nobody draws others near by being far away.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,11 @@ from protocol.digest import digest_of
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
 
+MOST_TIMES = 4
+"""How many times the median of its cluster a peer counts at most, whatever it claims. More lets
+honest large peers count in full, and a liar among m members take MOST_TIMES / (MOST_TIMES + m - 1)
+of their average."""
+
 
 @dataclass(frozen=True, slots=True)
 class Groups:
@@ -29,11 +35,12 @@ class Groups:
     Attributes:
         labels: The cluster of each peer, numbered as they appear in peer-id order. A peer whose
             model isn't finite is alone in its own.
-        note: What was found, in plain words, with a digest that is the same wherever the same
-            models are clustered.
+        digest: The same wherever the same models are clustered.
+        note: What was found, in plain words, the digest included.
     """
 
     labels: Mapping[PeerId, int]
+    digest: str
     note: str
 
     def others_of(self, peer_id: PeerId) -> tuple[PeerId, ...]:
@@ -81,7 +88,24 @@ def group(
     if gathered.left_out:
         note += f"; not finite, so left alone: {', '.join(gathered.left_out)}"
     text = " ".join(f"{peer_id}:{label}" for peer_id, label in result.items())
-    return Groups(result, f"{note}; digest {digest_of(text.encode())}")
+    digest = digest_of(text.encode())
+    return Groups(result, digest, f"{note}; digest {digest}")
+
+
+def bounded_sizes(claimed: Mapping[PeerId, int]) -> dict[PeerId, int]:
+    """Return how many examples each model of a cluster counts for in its average.
+
+    Nobody can check how many examples another has. So nobody counts for more than `MOST_TIMES` the
+    median, which half of the cluster would have to inflate; everybody bounds alike, so that all
+    members still come to the same average. Who doesn't say counts for the median.
+
+    Args:
+        claimed: n_i by owner; 0 where it isn't known.
+    """
+    told = [size for size in claimed.values() if size > 0]
+    median = statistics.median_low(told) if told else 1
+    most = MOST_TIMES * median
+    return {peer_id: min(claimed[peer_id] or median, most) for peer_id in sorted(claimed)}
 
 
 def _direction(update: Vector) -> Vector:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, aclosing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,7 @@ class _Peer:
             rounds=settings.rounds or None,
             rng=streams.sampling,
             restored=restored.core if restored else None,
+            num_examples=len(self._split.fit) + len(self._split.holdout),
         )
         self._remembering: Remembering | None = None
         if intake is not None:
@@ -177,6 +178,7 @@ class _Peer:
         )
         self._verdicts: Counter[str] = Counter()
         self._last: RoundFinished | None = None
+        self._clustering = ""
         self._mqtt: MqttDiscovery | None = None
         self._base = base
         self._network_rng = streams.network
@@ -382,6 +384,7 @@ class _Peer:
             rounds=self._settings.rounds,
             loss=last.loss_averages.get(self._keys.peer_id) if last else None,
             weights=last.collaboration_weights if last else {},
+            clustering=self._clustering,
             counters=tuple(Counted(name, times) for name, times in self._counters().items()),
         )
 
@@ -401,6 +404,7 @@ class _Peer:
     def _round_finished(self, report: RoundReport) -> None:
         now = time.monotonic()
         self._last = report.finished
+        self._clustering = report.finished.clustering or self._clustering
         self._verdicts.update(report.finished.verdicts)
         self.recorder.round_finished(
             report.finished,
@@ -408,7 +412,7 @@ class _Peer:
             validation_accuracy=report.validation_accuracy,
             num_neighbors=len(self._daemon.neighbors),
             totals=self._totals(),
-            counters=asdict(self._transport.counters) | self._counters(),
+            counters=self._transport.counters.by_name() | self._counters(),
             seconds=report.seconds,
             work=report.work,
             memory=self._remembering.report if self._remembering else None,

@@ -34,7 +34,8 @@ class Recorder:
     many are reachable; `bytes_sent` and `bytes_received` so far; `seconds` by phase and in
     `total`; `work`, how many models were measured and differentiated; `gradients` of others,
     applied or refused by reason; `counters` of the transport since this process started, those that
-    aren't zero (`protocol.transport.interface.Counters`).
+    aren't zero (`protocol.transport.interface.Counters`). A round that went by a clustering has the
+    digest of that as `clustering`, too: the same for all who found the same.
 
     With personalization, `memory` holds, as of the memory's last renewal: `round`, after how many
     rounds that was, and `tuned_round` the same of λ; `lam` and `sigma`; `num_entries` in the
@@ -86,6 +87,8 @@ class Recorder:
             "gradients": dict(finished.verdicts),
             "counters": {name: value for name, value in counters.items() if value},
         }
+        if finished.clustering:
+            line["clustering"] = finished.clustering
         if memory is not None:
             line["memory"] = dict(memory)
         self._file.write(json.dumps(line, allow_nan=False) + "\n")

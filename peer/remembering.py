@@ -18,7 +18,9 @@ from peer.daemon import Daemon
 from peer.data import Dataset, Examples, Split
 from peer.inbox import Inbox, Waiting
 from peer.learner import Learner
-from peer.memory import Memory, Mixture, SavedMemory, Schedule
+from peer.memory import Memory, SavedMemory
+from peer.mixture import Mixture
+from peer.schedule import Schedule
 from protocol.errors import CheckpointError, DataError
 
 logger = logging.getLogger(__name__)
@@ -99,6 +101,7 @@ class Remembering:
         self._intake = intake
         self._on_examples = on_examples
         self._told: str | None = None
+        self._rounds_done = 0
         self._seconds = 0.0
         self.report: Mapping[str, Any] | None = None
 
@@ -141,10 +144,12 @@ class Remembering:
     def begin(self, daemon: Daemon, rounds_done: int) -> None:
         """Let the learner's thread build the store, or bring a restored one up to date."""
         memory, schedule = self._memory, self._schedule
+        self._rounds_done = rounds_done
         if memory.tuning is None and not schedule.may_tune(rounds_done):
             logger.warning(
                 "the holdout is trained on already, so no interpolation weight can be chosen: the "
-                "memory stays unused; to choose one, begin anew with another state"
+                "memory stays unused until new examples choose one (personalization.watch), or you "
+                "begin anew with another state"
             )
         missed = schedule.is_due(rounds_done) and memory.renewed_at < rounds_done
         if memory.renewed_at < 0 or missed:
@@ -154,6 +159,7 @@ class Remembering:
 
     def round_finished(self, daemon: Daemon, rounds_done: int) -> None:
         """Let the learner's thread renew the memory where it is due, before the next round."""
+        self._rounds_done = rounds_done
         if self._schedule.is_due(rounds_done):
             self.renew(daemon, rounds_done)
 
@@ -183,7 +189,9 @@ class Remembering:
         except (DataError, OSError) as error:
             inbox.refuse(file, error)
             return
-        fault = await daemon.call(partial(self._take, inbox, file, examples))
+        judged = not self._schedule.may_tune(self._rounds_done)
+        mixture = self._mixture() if judged else None
+        fault = await daemon.call(partial(self._take, inbox, file, examples, mixture))
         if isinstance(fault, Exception):
             inbox.refuse(file, fault)
             return
@@ -195,13 +203,23 @@ class Remembering:
             len(fault.fit),
         )
 
-    def _take(self, inbox: Inbox, file: Waiting, examples: Examples) -> Split | Exception:
-        """In the learner's thread: remember examples at once, and return what all are now."""
+    def _take(
+        self, inbox: Inbox, file: Waiting, examples: Examples, mixture: Mixture | None
+    ) -> Split | Exception:
+        """In the learner's thread: remember examples at once, and return what all are now.
+
+        With a mixture they first judge it and the memory, see `Memory.judge`.
+        """
         try:
             embeddings = self._memory.embed_new(examples)
             inbox.take(file)
         except (DataError, OSError) as error:
             return error  # raised here, it would end the learner
+        if mixture is not None:
+            try:
+                self._memory.judge(mixture, examples, embeddings, self._rounds_done)
+            except DataError as error:
+                self._tell(f"new examples choose no interpolation weight: {error}")
         self._memory.take(examples, embeddings)
         self._update_report()
         return self._memory.collection.split()

@@ -9,7 +9,7 @@ from peer.core import PeerCore
 from peer.data import Split
 from peer.evaluate import evaluate
 from peer.learner import Learner
-from peer.memory import Mixture
+from peer.mixture import Mixture
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
 

@@ -55,12 +55,19 @@ def do_job(learner: Learner, own: PeerId, job: Job) -> tuple[Done, Measurement |
 
 def cluster(own: PeerId, job: Cluster) -> Clustered:
     """Return who is in the own cluster: a job that takes no learner."""
-    from peer.oneshot import group  # who never clusters needs no scikit-learn in memory
+    # Here, since who never clusters needs no scikit-learn in memory.
+    from peer.oneshot import bounded_sizes, group
 
     groups = group(
-        job.models, job.initial, clustering=job.clustering, num_clusters=job.num_clusters
+        {peer_id: snapshot.tensors for peer_id, snapshot in job.models.items()},
+        job.initial,
+        clustering=job.clustering,
+        num_clusters=job.num_clusters,
     )
-    return Clustered(job.round_number, groups.others_of(own), groups.note)
+    # What peers claim to have decides how much they count, and never who belongs together.
+    members = sorted((own, *groups.others_of(own)))
+    claimed = {peer_id: job.models[peer_id].num_examples for peer_id in members}
+    return Clustered(job.round_number, bounded_sizes(claimed), groups.digest, groups.note)
 
 
 def num_gradients(job: Job) -> int:

@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from protocol.codec import MAX_CHUNK_BYTES, MAX_LAYOUT_BYTES
 from protocol.errors import PeerRefused, RemoteProtocolError
 from protocol.lowbit import CODECS
-from protocol.messages import PROTOCOL_MIN, PROTOCOL_VERSION, Hello, Refusal, RefusalCode, Welcome
+from protocol.messages import (
+    PROTOCOL_MIN,
+    PROTOCOL_VERSION,
+    SIZES,
+    Hello,
+    Refusal,
+    RefusalCode,
+    Welcome,
+)
 from protocol.tensors import Layout
 
 # How long a peer that doesn't fit should wait before it asks again: somebody must act first.
 RETRY_MISFIT_S = 30.0
 _MAX_TEXT = 512
+
+FEATURES = tuple(sorted([*CODECS, SIZES]))
+"""What every peer of ours can do beyond the protocol's version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +38,7 @@ class Credentials:
         layout: Of the models that we exchange.
         task: What the models are for, with its label map; part of the layout's fingerprint.
         features: What we can do beyond the protocol's version: the codecs that we can read, whether
-            or not we code what we send.
+            or not we code what we send, and what offers may say of a model.
     """
 
     federation_id: str
@@ -36,7 +47,7 @@ class Credentials:
     advertise: str
     layout: Layout
     task: str
-    features: tuple[str, ...] = tuple(sorted(CODECS))
+    features: tuple[str, ...] = FEATURES
 
     def hello(self, request_id: int) -> Hello:
         """Return the first message that we send to a peer."""

@@ -23,6 +23,9 @@ PeerId = NewType("PeerId", str)
 
 MAX_FRIENDS = 8
 
+SIZES = "sizes-1"
+"""The feature of a handshake by which a peer says that it reads `ModelOffer.num_examples`."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -51,11 +54,13 @@ class ModelSnapshot:
         version: When it was made.
         tensors: The parameters and buffers.
         friends: The owner's best collaborators when it was published, at most `MAX_FRIENDS`.
+        num_examples: On how many it was trained, as the owner claims; 0 where it doesn't say.
     """
 
     version: Version
     tensors: Tensors
     friends: tuple[PeerId, ...] = ()
+    num_examples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +177,9 @@ class ModelOffer(_Message, frozen=True, kw_only=True, omit_defaults=True):
     The body is the beginning of the bytes, as many as were accepted; all where there are few. Size
     and digest are theirs, too. What isn't coded says nothing of encodings, so that a peer from
     before there were any understands it. Differences build on the version `base`, which the asker
-    said to have; `leads_to` is the digest of the model that comes of coded bytes.
+    said to have; `leads_to` is the digest of the model that comes of coded bytes. How many examples
+    the model was trained on is left out, as 0, for who doesn't know `SIZES`, and where nobody needs
+    it.
     """
 
     version: Version
@@ -182,6 +189,7 @@ class ModelOffer(_Message, frozen=True, kw_only=True, omit_defaults=True):
     encoding: Encoding = Encoding.F32
     base: Version | None = None
     leads_to: Digest | None = None
+    num_examples: Count = 0
 
 
 class ModelUnchanged(_Message, frozen=True, kw_only=True):

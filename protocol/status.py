@@ -74,6 +74,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         rounds: When it ends; 0 means never.
         loss: The loss average of its own model, if it has one.
         weights: Its collaboration weights, largest first.
+        clustering: Digest of the clustering that it began with since it was started; empty where
+            there was none.
         members: The peers that it knows, by name.
         num_members: How many those are; more than are listed where they are very many.
         counters: What it moved, applied and refused since it was started.
@@ -90,6 +92,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rounds: Count
     loss: float | None
     weights: Annotated[tuple[Weight, ...], msgspec.Meta(max_length=MAX_LISTED)]
+    clustering: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")] = ""
     members: Annotated[tuple[MemberStatus, ...], msgspec.Meta(max_length=MAX_LISTED)]
     num_members: Count
     counters: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=256)]
@@ -105,6 +108,7 @@ class Learning:
         rounds: When it ends; 0 means never.
         loss: The loss average of its own model.
         weights: Its collaboration weights.
+        clustering: Digest of the clustering that it began with, if it was one.
         counters: What became of others' gradients.
     """
 
@@ -112,6 +116,7 @@ class Learning:
     rounds: int = 0
     loss: float | None = None
     weights: Mapping[PeerId, float] = field(default_factory=dict)
+    clustering: str = ""
     counters: tuple[Counted, ...] = ()
 
     def largest(self) -> tuple[Weight, ...]:

@@ -101,8 +101,7 @@ class Asynchronous(Engine):
         self._waiting: dict[PeerId, dict[PeerId, Fetch]] = {peer: {} for peer in self._cores}
         self._outgoing: dict[tuple[PeerId, PeerId], GradientUpdate | None] = {}
 
-    def run(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Do all rounds of all peers; `wanted` is asked before every event."""
+    def _run(self, wanted: Callable[[], bool]) -> None:
         self._present = frozenset(
             peer_id for peer_id in self._cores if not self._churn.get(peer_id, ALWAYS_THERE).joins_s
         )

@@ -71,7 +71,7 @@ def run_rounds(
         member.peer_id: member.new_learner(loss=settings.loss, measure_on=settings.measure_on)
         for member in members
     }
-    cores = _new_cores(learners, settings, rounds, rng)
+    cores = _new_cores(members, learners, settings, rounds, rng)
     last = max(by_id)
 
     def on_round(peer_id: PeerId, finished: RoundFinished) -> None:
@@ -141,22 +141,23 @@ def settings_of(profile: str, changes: Mapping[str, Any]) -> AlgorithmSettings:
 
 
 def _new_cores(
+    members: Sequence[Member],
     learners: Mapping[PeerId, Learner],
     settings: AlgorithmSettings,
     rounds: int,
     rng: np.random.Generator,
 ) -> dict[PeerId, PeerCore]:
-    streams = rng.spawn(len(learners))
     return {
-        peer_id: PeerCore(
-            peer_id=peer_id,
+        member.peer_id: PeerCore(
+            peer_id=member.peer_id,
             settings=settings,
-            model=learner.parameters(),
+            model=learners[member.peer_id].parameters(),
             incarnation=0,
             rounds=rounds,
             rng=stream,
+            num_examples=member.num_train,
         )
-        for (peer_id, learner), stream in zip(learners.items(), streams, strict=True)
+        for member, stream in zip(members, rng.spawn(len(members)), strict=True)
     }
 
 

@@ -15,8 +15,10 @@ from peer.collection import Collection
 from peer.config import PersonalizationSettings, check_personalization
 from peer.core import PeerCore
 from peer.learner import Learner
-from peer.memory import Memory, Mixture, Schedule
+from peer.memory import Memory
+from peer.mixture import Mixture
 from peer.result import mixture_of
+from peer.schedule import Schedule
 from protocol.errors import ConfigError
 from protocol.messages import PeerId
 from sim.cohort import Budget, Member, Outcome

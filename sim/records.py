@@ -80,6 +80,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         bytes_received: Over all its starts.
         seconds: By phase of the round; `total` is all of it.
         gradients: How many were applied, and how many refused by reason.
+        clustering: Digest of the clustering that the round went by; empty where there was none.
         memory: Of its examples; None without personalization.
     """
 
@@ -95,6 +96,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes_received: _Count = 0
     seconds: dict[str, float] = {}
     gradients: dict[str, int] = {}
+    clustering: str = ""
     memory: MemoryRecord | None = None
 
 
@@ -226,6 +228,11 @@ class PeerRecords:
     def rounds_done(self) -> int:
         """How many rounds the peer has finished."""
         return self.rounds[-1] + 1 if self.rounds else 0
+
+    @property
+    def clustering(self) -> str | None:
+        """The digest of the newest clustering that the peer went by; None when there was none."""
+        return next((each.clustering for each in reversed(self.records) if each.clustering), None)
 
     def at(self, round_number: int | None) -> RoundRecord | None:
         """Return the newest record at or before a round (None: of all); None when there is none."""

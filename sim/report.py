@@ -15,7 +15,7 @@ from protocol.errors import RunError
 from sim.matrix import WeightMatrix
 from sim.picture import draw_picture
 from sim.records import PeerResult, Run
-from sim.report_table import compression_remark, peer_table
+from sim.report_table import clustering_remark, compression_remark, peer_table
 from sim.terminal import draw_matrix, percent
 
 _CLEARLY = 2.0
@@ -68,6 +68,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             see `clearly_below`.
         unfinished: Peers without a result.
         untested: Peers with a result, but without test examples.
+        clusterings: By peer, the digest of the clustering that it went by, the same for all who
+            found the same; null for a peer that clustered nothing, and in place of all where nobody
+            did.
         bytes_sent: By peer, over the whole run.
         bytes_received: By peer, over the whole run.
         weights: The final weight matrix, one row per peer; null for a peer without a record.
@@ -113,6 +116,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     below_local: list[str]
     unfinished: list[str]
     untested: list[str]
+    clusterings: dict[str, str | None] | None = None
     bytes_sent: dict[str, int]
     bytes_received: dict[str, int]
     weights: list[list[float] | None]
@@ -207,6 +211,7 @@ def _summary(run: Run, matrix: WeightMatrix, results: _Results, seconds: float) 
         below_local=[name for name, result in results.items() if _is_below_local(result)],
         unfinished=[name for name, result in results.items() if result is None],
         untested=[name for name, count in num_test.items() if count == 0],
+        clusterings=_clusterings(run),
         bytes_sent=_traffic(run, results, "bytes_sent"),
         bytes_received=_traffic(run, results, "bytes_received"),
         weights=_rows(matrix),
@@ -215,6 +220,11 @@ def _summary(run: Run, matrix: WeightMatrix, results: _Results, seconds: float) 
         same_group_weight=_known_mean(matrix.same_group_share()),
         same_group_weight_of_others=_known_mean(matrix.same_group_share_of_others()),
     )
+
+
+def _clusterings(run: Run) -> dict[str, str | None] | None:
+    digests = {peer.name: peer.clustering for peer in run.peers}
+    return digests if any(digests.values()) else None
 
 
 def _personal(run: Run, results: _Results) -> dict[str, Any]:
@@ -358,6 +368,8 @@ def _remarks(run: Run, summary: Summary) -> list[str]:
             f"weight on peers of the own label group: {percent(summary.same_group_weight)} % "
             f"(of what goes to others: {percent(summary.same_group_weight_of_others)} %)"
         )
+    if summary.clusterings is not None:
+        remarks.append(clustering_remark(summary.clusterings))
     if run.damaged_lines:
         remarks.append(f"{run.damaged_lines} damaged record lines were passed over")
     return remarks

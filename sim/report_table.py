@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -56,6 +57,27 @@ def compression_remark(summary: Summary) -> str | None:
         exact, kept = (sum(each) / len(accuracies) for each in zip(*accuracies, strict=True))
         remark += f", memory {percent(exact)} -> {percent(kept)} on the holdouts"
     return f"{remark}; means of {len(sizes)} peers"
+
+
+def clustering_remark(digests: Mapping[str, str | None]) -> str:
+    """Return whether all peers found the same clustering, and who didn't.
+
+    Everybody clusters everybody's models: who found another clustering had other models, or lacked
+    some.
+
+    Args:
+        digests: By peer, of at least one; None where a peer clustered nothing.
+    """
+    times = Counter(digest for digest in digests.values() if digest is not None)
+    common = min(times, key=lambda digest: (-times[digest], digest))
+    if times[common] == len(digests):
+        return f"all {len(digests)} peers found the same clustering (digest {common})"
+    others = [name for name, digest in digests.items() if digest not in (None, common)]
+    nothing = [name for name, digest in digests.items() if digest is None]
+    remark = f"{times[common]} of {len(digests)} peers found one clustering (digest {common})"
+    if others:
+        remark += f"; found another: {', '.join(others)}"
+    return remark + (f"; clustered nothing: {', '.join(nothing)}" if nothing else "")
 
 
 def _pairs(

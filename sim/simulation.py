@@ -20,8 +20,9 @@ from peer.data import Split
 from peer.evaluate import train_alone
 from peer.events import ExamplesChanged, RoundFinished
 from peer.learner import Measurement
-from peer.memory import Memory, Schedule
+from peer.memory import Memory
 from peer.result import mixture_of, peer_result
+from peer.schedule import Schedule
 from peer.streams import Streams
 from peer.torch_learner import TorchLearner
 from peer.validation import Validation
@@ -184,7 +185,7 @@ class Simulation:
             later=later,
             num_classes=num_classes,
             learner=learner,
-            core=self._new_core(name, learner.parameters()),
+            core=self._new_core(name, examples, learner.parameters()),
             validation=Validation(learner.measured_labels),
             memory=self._new_memory(name, num_classes, examples, learner),
         )
@@ -212,7 +213,12 @@ class Simulation:
         )
 
     def _new_core(
-        self, name: str, model: Tensors, starts: int = 0, restored: PeerSnapshot | None = None
+        self,
+        name: str,
+        examples: Split,
+        model: Tensors,
+        starts: int = 0,
+        restored: PeerSnapshot | None = None,
     ) -> PeerCore:
         return PeerCore(
             peer_id=self._ids[name],
@@ -222,6 +228,7 @@ class Simulation:
             rounds=self._settings.rounds,
             rng=Streams.of(self._settings.seed, name).sampling,
             restored=restored,
+            num_examples=len(examples.fit) + len(examples.holdout),
         )
 
     def _new_engine(self) -> Engine:
@@ -262,13 +269,13 @@ class Simulation:
         if forgets:
             fresh = self._new_learner(peer.name, peer.num_classes, peer.examples).parameters()
             peer.learner.adopt(fresh)
-            peer.core = self._new_core(peer.name, fresh, peer.starts)
+            peer.core = self._new_core(peer.name, peer.examples, fresh, peer.starts)
             peer.memory = self._new_memory(peer.name, peer.num_classes, peer.examples, peer.learner)
         else:
             saved = peer.core.snapshot()
             model = saved.model.tensors
             peer.learner.restore(model, peer.learner.optimizer_state())
-            peer.core = self._new_core(peer.name, model, peer.starts, saved)
+            peer.core = self._new_core(peer.name, peer.examples, model, peer.starts, saved)
         peer.validation = Validation(peer.learner.measured_labels)
         return peer.core
 

@@ -25,6 +25,7 @@ from protocol.transport.sockets import Context, make_context
 from sim.matrix import WeightMatrix
 from sim.plan import OPERATOR_KEY
 from sim.records import Run
+from sim.report_table import clustering_remark
 from sim.terminal import draw_matrix, new_table
 
 DESCRIPTION = """\
@@ -270,4 +271,7 @@ def _print_matrix(answers: Mapping[str, PeerStatus], console: Console) -> None:
             f"{status.running_s:.0f} s",
         )
     console.print(table)
+    digests: dict[str, str | None] = {each.name: each.clustering for each in statuses}
+    if clustered := {name: digest for name, digest in digests.items() if digest}:
+        console.print(clustering_remark(clustered), highlight=False, markup=False)
     console.print(_counters(statuses, console))

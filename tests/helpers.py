@@ -65,6 +65,7 @@ def make_participants(
             incarnation=0,
             rounds=rounds,
             rng=np.random.default_rng(streams[1]),
+            num_examples=len(parts.fit) + len(parts.holdout),
         )
         participants[peer_id(index)] = Participant(core, learner, parts)
     return participants

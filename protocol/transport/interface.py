@@ -67,6 +67,10 @@ class Counters:
     shunned: int = 0
     status_reports: int = 0
 
+    def by_name(self) -> dict[str, int]:
+        """Return them by their names."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 class Listener(Protocol):
     """What a transport tells its owner; called on the event loop, must not block or raise."""

@@ -10,6 +10,7 @@ from protocol.digest import digest_of
 from protocol.editions import Answer, Edition, publish
 from protocol.lowbit import Bits
 from protocol.messages import (
+    SIZES,
     Chunk,
     ChunkRequest,
     ModelOffer,
@@ -224,6 +225,7 @@ class Outbox:
             encoding=answer.encoding,
             base=answer.base,
             leads_to=answer.leads_to,
+            num_examples=edition.snapshot.num_examples if SIZES in features else 0,
         )
         reply(offer, answer.blob.data[:accepted])
 

@@ -84,7 +84,12 @@ class Pull(Transfer):
             tensors = await work(size, lambda: self._verified(answer, offer.digest, out))
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"{self._name}: {error}") from error
-        return ModelSnapshot(version=offer.version, tensors=tensors, friends=offer.friends)
+        return ModelSnapshot(
+            version=offer.version,
+            tensors=tensors,
+            friends=offer.friends,
+            num_examples=offer.num_examples,
+        )
 
     def _verified(self, answer: Answer, digest: str, out: npt.NDArray[np.uint8]) -> Tensors:
         self._hasher.update(answer.blob[self._hashed :].data)

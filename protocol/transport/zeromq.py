@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,9 +27,9 @@ from protocol.errors import (
 )
 from protocol.gossip import GOSSIP
 from protocol.gradients import Feedbacks, pack
-from protocol.handshake import Credentials
+from protocol.handshake import FEATURES, Credentials
 from protocol.identity import AllowList, KeyPair, peer_id_of
-from protocol.lowbit import CODECS, Bits
+from protocol.lowbit import Bits
 from protocol.messages import (
     GossipAnswer,
     GossipRequest,
@@ -135,7 +134,7 @@ class ZeroMQTransport:
             incarnation=incarnation,
             layout=layout,
             task=task,
-            features=tuple(sorted([*CODECS, *([GOSSIP] if gossip else [])])),
+            features=tuple(sorted([*FEATURES, *([GOSSIP] if gossip else [])])),
         )
         self._layout = layout
         self._bits: Bits | None = bits
@@ -471,9 +470,7 @@ class ZeroMQTransport:
     def status(self) -> PeerStatus:
         """Return how we are doing."""
         ours, learning = self._credentials, self._learning()
-        members = [
-            connection.describe(self._standing_of) for connection in self._connections.values()
-        ]
+        members = [each.describe(self._standing_of) for each in self._connections.values()]
         return PeerStatus(
             peer_id=self._peer_id,
             name=ours.name,
@@ -485,9 +482,10 @@ class ZeroMQTransport:
             rounds=learning.rounds,
             loss=learning.loss,
             weights=learning.largest(),
+            clustering=learning.clustering,
             members=tuple(sorted(members, key=lambda member: member.name)),
             num_members=len(members),
-            counters=(*map(Counted._make, asdict(self.counters).items()), *learning.counters),
+            counters=(*map(Counted._make, self.counters.by_name().items()), *learning.counters),
             refused_keys=self._doorkeeper.refused_keys,
         )
 

@@ -1,9 +1,9 @@
-"""How soon peers find their own kind, and for how many models, by rule of exploration.
+"""How soon peers find their own kind, for how many models, and what they know for as many bytes.
 
 A round is counted once nine tenths of all best collaborators, min(M, group size - 1) a peer by
 training weight, are of the peer's group.
 
-Usage: bench_exploration.py PEERS...
+Usage: bench_exploration.py [bytes] PEERS...
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ from __future__ import annotations
 import heapq
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from crowd import linear_crowd
+import numpy as np
+from crowd import INITIAL, NUM_CLASSES, NUM_FEATURES, linear_crowd, peer_ids
 
-from peer.algorithm import AlgorithmSettings
-from peer.core import MAX_CLUSTERED
-from peer.events import RoundFinished
+from peer.algorithm import AlgorithmSettings, mix_predictions
+from peer.core import MAX_CLUSTERED, PeerCore
+from peer.data import Examples
+from peer.events import Effect, Event, Publish, RoundFinished
+from peer.learner import TrainingSettings
 from protocol.messages import PeerId
+from protocol.publication import copy_size_bytes
+from protocol.tensors import Tensors
+from sim.batched import BatchedCrowd
 from sim.engine import Lockstep
+from sim.teachers import linear_problems
 
 PEERS = (8, 32, 128, 512, 2048)
 GROUP_SIZES = (2, 4, 8, 32)
@@ -36,13 +44,28 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "clusters first (odcl)": {"warm_start": "odcl", "start_steps": 40},
 }
 MANY = 256
-"""With more peers, rules that take too long to wait for are left out, and all seeds but one."""
+"""With more peers, rules that take too long to wait for are left out, and all seeds but one; with
+as many, so are groups of one at equal bytes."""
 FOR_MANY = ("friends", "friends, 2 probes (default)", "clusters first (odcl)")
+
+START_STEPS = 40
+TO_SPEND: Mapping[str, Mapping[str, Any]] = {
+    "uniform": {"exploration": "uniform", "probes": 0.0, "survey": 0},
+    "friends (default)": {},
+    "clusters first": {"warm_start": "odcl"},
+}
+"""What is compared at equal bytes, all with `START_STEPS` steps alone first."""
+BUDGETS = (0.25, 0.5, 1.1, 1.5)
+"""Bytes received a peer, as shares of what a model in f16 of every peer takes."""
+SPENDERS = (16, 64, 256)
+SPENDERS_GROUPS = (1, 8)
+TESTED = 32
+"""Most peers that are tested, evenly spread."""
 
 
 def bench() -> list[dict[str, object]]:
     """Return all rows of this module."""
-    return list(rows(PEERS))
+    return [*rows(PEERS), *rows_of_bytes(SPENDERS)]
 
 
 def rows(peers: tuple[int, ...]) -> Iterator[dict[str, object]]:
@@ -95,6 +118,137 @@ def find_friends(
     return rounds, measured - min(rounds, LONGEST) + clustered
 
 
+def rows_of_bytes(peers: tuple[int, ...]) -> Iterator[dict[str, object]]:
+    """Yield the accuracy at each budget, for each number of peers, size of the groups and rule."""
+    for num_peers in peers:
+        for group_size in SPENDERS_GROUPS if num_peers < MANY else SPENDERS_GROUPS[-1:]:
+            for name, options in TO_SPEND.items():
+                found = [Spenders.of(num_peers, group_size, s, options).spend() for s in SEEDS]
+                for budget, *accuracies in zip((0.0, *BUDGETS), *found, strict=True):
+                    yield {
+                        "name": f"{num_peers} peers in groups of {group_size}, {name}, "
+                        f"{budget * num_peers:.0f} models of bytes",
+                        "value": round(statistics.mean(accuracies), 1),
+                        "spread": [round(min(accuracies), 1), round(max(accuracies), 1)],
+                        "unit": "% accuracy",
+                        "compared_with": "at equal bytes received a peer",
+                        "command": "make bench only=exploration",
+                    }
+
+
+@dataclass
+class Spenders:
+    """Peers with few examples, and how well they predict for how many bytes.
+
+    Attributes:
+        cores: The peers.
+        crowd: Their learners.
+        tests: What some of them are tested on.
+        settings: The algorithm's.
+    """
+
+    cores: Mapping[PeerId, PeerCore]
+    crowd: BatchedCrowd
+    tests: Mapping[PeerId, Examples]
+    settings: AlgorithmSettings
+
+    @classmethod
+    def of(cls, num_peers: int, group_size: int, seed: int, options: Mapping[str, Any]) -> Spenders:
+        """Draw the peers: 48 examples to train on, 16 to measure on, and 200 to be tested on."""
+        settings = AlgorithmSettings(**{"start_steps": START_STEPS, **options})
+        splits, _ = linear_problems(
+            num_peers,
+            group_size,
+            np.random.default_rng((seed, 0)),
+            num_features=NUM_FEATURES,
+            num_classes=NUM_CLASSES,
+            num_fit=48,
+            num_holdout=16,
+            num_test=200,
+        )
+        of_peer = dict(zip(peer_ids(num_peers), splits, strict=True))
+        crowd = BatchedCrowd(
+            of_peer,
+            NUM_CLASSES,
+            INITIAL,
+            TrainingSettings(),
+            seeds={peer_id: number for number, peer_id in enumerate(of_peer)},
+        )
+        cores = {
+            peer_id: PeerCore(
+                peer_id=peer_id,
+                settings=settings,
+                model=INITIAL,
+                incarnation=0,
+                rounds=None,
+                rng=np.random.default_rng((seed, 1, number)),
+            )
+            for number, peer_id in enumerate(of_peer)
+        }
+        step = max(1, num_peers // TESTED)
+        return cls(
+            cores, crowd, {each: of_peer[each].test for each in list(of_peer)[::step]}, settings
+        )
+
+    def spend(self) -> list[float]:
+        """Return the accuracy before anything was received, and at the last round of each budget.
+
+        Percent, mean over the peers that are tested.
+        """
+        unit = copy_size_bytes(INITIAL.layout.coded.size_bytes // 4)
+        last, alone = max(self.cores), dict[PeerId, Tensors]()
+        accuracies: list[float] = []
+        reached = 0.0
+
+        def on_event(peer_id: PeerId, event: Event, effects: Sequence[Effect]) -> None:
+            for effect in effects:
+                if isinstance(effect, Publish):
+                    alone.setdefault(peer_id, effect.snapshot.tensors)
+
+        def on_round(peer_id: PeerId, finished: RoundFinished) -> None:
+            nonlocal reached
+            if peer_id != last:
+                return
+            if not accuracies:
+                ones = {each: {each: alone[each]} for each in self.tests}
+                reached = self._accuracy(ones, {each: {each: 1.0} for each in self.tests})
+                accuracies.append(reached)
+            received = sum(work.bytes_received for work in engine.work.values())
+            spent = received / len(self.cores) ** 2 / unit
+            while not done() and spent > BUDGETS[len(accuracies) - 1]:
+                accuracies.append(reached)
+            reached = self._accuracy(
+                {each: self.cores[each].mixture() for each in self.tests},
+                {each: self.cores[each].prediction_weights() for each in self.tests},
+            )
+
+        def done() -> bool:
+            return len(accuracies) > len(BUDGETS)
+
+        engine = Lockstep(
+            self.cores, self.crowd, bits=self.settings.bits, on_round=on_round, on_event=on_event
+        )
+        engine.run(lambda: not done())
+        return accuracies
+
+    def _accuracy(
+        self,
+        models: Mapping[PeerId, Mapping[PeerId, Tensors]],
+        weights: Mapping[PeerId, Mapping[PeerId, float]],
+    ) -> float:
+        right = []
+        for peer_id, test in self.tests.items():
+            predicted = mix_predictions(
+                weights[peer_id],
+                {
+                    each: self.crowd.predict(model, test.inputs)
+                    for each, model in models[peer_id].items()
+                },
+            )
+            right.append(float(np.mean(predicted.argmax(axis=1) == test.labels)))
+        return 100 * statistics.mean(right)
+
+
 def _row(name: str, found: list[tuple[int, float]]) -> dict[str, object]:
     rounds, models = zip(*found, strict=True)
     cost = f"{statistics.median(models):.0f} ({min(models):.0f} to {max(models):.0f})"
@@ -110,5 +264,7 @@ def _row(name: str, found: list[tuple[int, float]]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    for row in rows(tuple(map(int, sys.argv[1:])) or PEERS):
+    by_bytes = sys.argv[1:2] == ["bytes"]
+    wanted, all_of_it = (rows_of_bytes, SPENDERS) if by_bytes else (rows, PEERS)
+    for row in wanted(tuple(map(int, sys.argv[1 + by_bytes :])) or all_of_it):
         print(row["name"], row["value"], row["spread"], row["compared_with"], flush=True)

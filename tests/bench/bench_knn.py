@@ -1,4 +1,4 @@
-"""How fast a datastore is searched, beside faiss's flat index, and built, and compressed.
+"""How fast a datastore is searched, beside faiss, and built, and compressed.
 
 All on one thread, in a process of its own: arithmetic libraries read that number when they start.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from peer.approximate import APPROXIMATE_FROM, ApproximateSearch
 from peer.compression import compress, prototypes_within
 from peer.data import Examples, Split
 from peer.datastore import Datastore, DatastoreSettings
@@ -61,14 +62,7 @@ def bench() -> list[dict[str, object]]:
 
 def search_rows() -> Iterator[dict[str, object]]:
     """Yield how many queries a second are answered, by what the points are like."""
-    rng = np.random.default_rng(0)
-    even = rng.standard_normal((POINTS + QUERIES, DIM), dtype=np.float32)
-    centers = 4 * rng.standard_normal((10, DIM), dtype=np.float32)
-    shapes = {
-        "even": even,
-        "in ten clusters, rectified": np.maximum(even + centers[rng.integers(0, 10, len(even))], 0),
-    }
-    for shape, everything in shapes.items():
+    for shape, everything in shapes_of(POINTS + QUERIES).items():
         points, queries = everything[:POINTS], everything[POINTS:]
         search = NearestSearch(points)
         calls: dict[str, Callable[[], Any]] = {"ours": partial(search.find, queries, K_NEAREST)}
@@ -81,6 +75,45 @@ def search_rows() -> Iterator[dict[str, object]]:
         )
         name = f"exact search, {POINTS:,} x {DIM}, {shape}, {QUERIES} queries, k = {K_NEAREST}"
         yield row(name, ours, "queries/s", ratios or "faiss is not installed: extra ann")
+
+
+def shapes_of(count: int) -> dict[str, Any]:
+    """Return points where no search can leave any out, and such as it can."""
+    rng = np.random.default_rng(0)
+    even = rng.standard_normal((count, DIM), dtype=np.float32)
+    centers = 4 * rng.standard_normal((10, DIM), dtype=np.float32)
+    clustered = np.maximum(even + centers[rng.integers(0, 10, count)], 0)
+    return {"even": even, "in ten clusters, rectified": clustered}
+
+
+def crossing_rows() -> Iterator[dict[str, object]]:
+    """Yield from how many queries a renewal on the approximate search pays, its index included."""
+    if faiss is None:
+        return
+    for count in (APPROXIMATE_FROM, POINTS):
+        shape, everything = list(shapes_of(count + QUERIES).items())[-1]  # never where all is even
+        yield crossing_row(shape, everything[:count], everything[count:])
+
+
+def crossing_row(shape: str, points: Any, queries: Any) -> dict[str, object]:
+    exact, approximate = NearestSearch(points), ApproximateSearch(points)
+    calls: dict[str, Callable[[], Any]] = {
+        "exact build": partial(NearestSearch, points),
+        "exact": partial(exact.find, queries, K_NEAREST),
+        "build": partial(ApproximateSearch, points),
+        "find": partial(approximate.find, queries, K_NEAREST),
+    }
+    taken = times_of(calls)
+    more = np.subtract(taken["build"], taken["exact build"])
+    saved = np.subtract(taken["exact"], taken["find"]) / QUERIES
+    crossings = (more / np.maximum(saved, np.median(saved) / 2)).tolist()  # a hiccup saves nothing
+    pairs = zip(calls["find"]().positions, calls["exact"]().positions, strict=True)
+    recall = np.mean([np.isin(right, found).mean() for found, right in pairs])
+    each = {name: statistics.median(seconds) for name, seconds in taken.items()}
+    told = f"index {1000 * each['build']:.0f} ms, {each['find'] / QUERIES * 1e6:.0f} us a query"
+    told += f" for {each['exact'] / QUERIES * 1e6:.0f} us exactly; recall {recall:.3f}"
+    name = f"approximate search pays from, {len(points):,} x {DIM}, {shape}, k = {K_NEAREST}"
+    return row(name, crossings, "queries a renewal", told)
 
 
 def faiss_calls(points: Any, queries: Any) -> dict[str, Callable[[], Any]]:
@@ -171,4 +204,5 @@ def row(name: str, values: list[float], unit: str, compared_with: str) -> dict[s
 
 
 if __name__ == "__main__":
-    print(json.dumps([*search_rows(), build_row(), compress_row()], indent=2))
+    rows = [*search_rows(), *crossing_rows(), build_row(), compress_row()]
+    print(json.dumps(rows, indent=2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import peer_id
@@ -74,7 +76,9 @@ def update(sender, on=Version(0, 0), sender_round=0, value=1.0, weight=0.5) -> G
     )
 
 
-def make_core(rounds=None, restored=None, incarnation=0, seed=0, **settings) -> PeerCore:
+def make_core(
+    rounds=None, restored=None, incarnation=0, seed=0, num_examples=0, **settings
+) -> PeerCore:
     return PeerCore(
         peer_id=ME,
         settings=AlgorithmSettings(**{**PLAIN, **settings}),
@@ -83,6 +87,7 @@ def make_core(rounds=None, restored=None, incarnation=0, seed=0, **settings) -> 
         rounds=rounds,
         rng=np.random.default_rng(seed),
         restored=restored,
+        num_examples=num_examples,
     )
 
 
@@ -521,6 +526,7 @@ class Swarm(RuleBasedStateMachine):
                 incarnation=0,
                 rounds=1_000_000,
                 rng=np.random.default_rng((seed, number)),
+                num_examples=10 * number,
             )
             for number, each in enumerate(self.ids)
         }
@@ -532,6 +538,7 @@ class Swarm(RuleBasedStateMachine):
                 incarnation=0,
                 rounds=1_000_000,
                 rng=np.random.default_rng((seed, number)),
+                num_examples=10 * number,
             )
             for number, each in enumerate(self.ids)
         }
@@ -571,8 +578,9 @@ class Swarm(RuleBasedStateMachine):
             case Differentiate(other, number, model):
                 self.feed(owner, Differentiated(other, number, model, 4))
             case Cluster(number, models):
-                together = tuple(sorted(models.keys() - {owner}))[::2]
-                self.feed(owner, Clustered(number, together, "every other one"))
+                together = (owner, *sorted(models.keys() - {owner})[::2])
+                sizes = {each: models[each].num_examples or 1 for each in together}
+                self.feed(owner, Clustered(number, sizes, "0" * 16, "every other one"))
             case SendGradient(other, sent):
                 if not lost:
                     self.feed(other, GradientArrived(sent))
@@ -617,6 +625,9 @@ TestSwarm = Swarm.TestCase
 TestSwarm.settings = hypothesis_settings(max_examples=40, stateful_step_count=60, deadline=None)
 
 
+TWO_CLUSTERS = Clustered(0, {ME: 1, FRIEND: 1}, "0123456789abcdef", "two clusters")
+
+
 def warm_core(**settings):
     return make_core(
         **{"warm_start": "odcl", "start": "oneshot", "start_steps": 2, "survey": 0, **settings}
@@ -633,7 +644,8 @@ def gather_all(core):
         (STRANGER, True),
     ]
     assert core.handle(Measured(ME, 0, 1.5)) == []
-    assert core.handle(ModelFetched(FRIEND, 0, snapshot(0, value=4.0))) == []
+    friend = replace(snapshot(0, value=4.0), num_examples=30)
+    assert core.handle(ModelFetched(FRIEND, 0, friend)) == []
     (cluster,) = core.handle(ModelFetched(STRANGER, 0, snapshot(0, value=-4.0)))
     return train, cluster
 
@@ -642,15 +654,17 @@ def test_a_warm_start_fetches_everybody_once_and_takes_its_cluster_for_as_good_a
     core = warm_core(exchange="average", exchange_every=2)
     train, cluster = gather_all(core)
     assert [batch.full for batch in train.batches] == [False, False]
-    assert cluster.models == {ME: tensors(2.0), FRIEND: tensors(4.0), STRANGER: tensors(-4.0)}
+    told = {peer: (model.tensors, model.num_examples) for peer, model in cluster.models.items()}
+    assert told == {ME: (tensors(2.0), 0), FRIEND: (tensors(4.0), 30), STRANGER: (tensors(-4.0), 0)}
     assert cluster.initial == tensors(0.0)
-    assert kinds(core.handle(Clustered(0, (FRIEND,), "two clusters"))) == [ReadyToClose]
+    assert kinds(core.handle(TWO_CLUSTERS)) == [ReadyToClose]
     (train,) = core.handle(RoundClosed(0))
     assert train == Train(0, tensors(3.0), (Batch(2), Batch(3)))
     effects = core.handle(Stepped(0, tensors(3.5)))
     assert kinds(effects)[:2] == [Publish, RoundFinished]
     assert effects[1].loss_averages == {ME: 1.5, FRIEND: 1.5}
     assert effects[1].collaboration_weights == {ME: 0.5, FRIEND: 0.5}
+    assert effects[1].clustering == "0123456789abcdef"
     assert not any(isinstance(e, Fetch) and e.patient for e in effects)
 
 
@@ -658,10 +672,62 @@ def test_one_shot_averages_the_cluster_and_goes_on_serving_what_it_learned_alone
     core = warm_core(exchange="average", exchange_every=2, rounds=1)
     train, _ = gather_all(core)
     assert [batch.full for batch in train.batches] == [True, True]
-    core.handle(Clustered(0, (FRIEND,), "two clusters"))
+    core.handle(TWO_CLUSTERS)
     assert core.handle(RoundClosed(0)) == [Train(0, tensors(3.0), ())]
     assert kinds(core.handle(Stepped(0, tensors(3.0)))) == [RoundFinished, Finished]
     assert core.mixture() == {ME: tensors(3.0)}
+    again = warm_core(
+        exchange="average", rounds=1, num_examples=10, incarnation=1, restored=core.snapshot()
+    )
+    shown, finished = again.handle(Started(frozenset({FRIEND})))
+    assert finished == Finished()
+    assert shown.snapshot == ModelSnapshot(
+        version=Version(1, 1), tensors=tensors(2.0), num_examples=10
+    )
+    assert again.model.tensors == tensors(3.0)
+
+
+def test_a_one_shot_peer_that_is_given_more_rounds_shows_its_own_model_again():
+    core = warm_core(exchange="average", exchange_every=2, rounds=1)
+    gather_all(core)
+    core.handle(TWO_CLUSTERS)
+    core.handle(RoundClosed(0))
+    core.handle(Stepped(0, tensors(3.0)))
+    again = warm_core(exchange="average", rounds=2, incarnation=1, restored=core.snapshot())
+    again.handle(Started(frozenset()))
+    again.handle(Measured(ME, 1, 1.0))
+    again.handle(RoundClosed(1))
+    effects = again.handle(Stepped(1, tensors(5.0)))
+    assert effects[0].snapshot.tensors == tensors(5.0)
+    assert again.snapshot().shown is None
+
+
+def test_a_clusters_average_is_weighted_by_examples_and_later_ones_are_not():
+    core = warm_core(exchange="average", exchange_every=1, num_examples=10)
+    gather_all(core)
+    core.handle(Clustered(0, {ME: 10, FRIEND: 30}, "0123456789abcdef", "two clusters"))
+    (train,) = core.handle(RoundClosed(0))
+    assert train.model == tensors(3.5)
+    publish, finished, *_ = core.handle(Stepped(0, tensors(3.5)))
+    assert publish.snapshot.num_examples == 10
+    assert finished.collaboration_weights == {ME: 0.25, FRIEND: 0.75}
+    assert core.collaboration_weights() == {ME: 0.5, FRIEND: 0.5}
+
+
+def test_a_member_of_a_large_cluster_counts_however_little_its_part_is():
+    core = warm_core(exchange="average", exchange_every=1, min_gradient_weight=0.3)
+    gather_all(core)
+    core.handle(Clustered(0, {ME: 10, FRIEND: 30}, "0123456789abcdef", "two clusters"))
+    (train,) = core.handle(RoundClosed(0))
+    assert train.model == tensors(3.5)
+
+
+def test_only_who_averages_clusters_tells_how_many_examples_it_has():
+    for settings in ({}, {"exchange": "average", "warm_start": "none"}):
+        core = warm_core(num_examples=10, **settings)
+        core.handle(Started(frozenset()))
+        effects = core.handle(Stepped(0, tensors(2.0)))
+        assert effects[0].snapshot.num_examples == 0
 
 
 def test_a_warm_start_without_anybody_there_is_learning_alone():
@@ -677,7 +743,7 @@ def test_a_warm_start_without_anybody_there_is_learning_alone():
 def test_a_warm_started_peer_sends_gradients_to_its_cluster():
     core = warm_core(num_neighbors=1)
     gather_all(core)
-    effects = core.handle(Clustered(0, (FRIEND,), "two clusters"))
+    effects = core.handle(TWO_CLUSTERS)
     assert [(type(e), e.peer_id) for e in effects] == [(Differentiate, FRIEND)]
 
 

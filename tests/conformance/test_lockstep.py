@@ -73,7 +73,13 @@ def assert_same_bits(members: dict[PeerId, Member], logs: dict[PeerId, Log]) -> 
 
 @pytest.mark.parametrize(
     ("profile", "codec"),
-    [("default", "4bit"), ("default", "f32"), ("thrifty", "8bit"), ("paper", "f32")],
+    [
+        ("default", "4bit"),
+        ("default", "f32"),
+        ("thrifty", "8bit"),
+        ("odcl", "4bit"),
+        ("paper", "f32"),
+    ],
 )
 async def test_daemons_in_lockstep_equal_the_simulator_bit_for_bit(profile, codec):
     settings = settings_of(profile, codec=codec)
@@ -89,8 +95,30 @@ async def test_daemons_in_lockstep_equal_the_simulator_bit_for_bit(profile, code
         assert ours.core.mixture() == theirs.core.mixture()
         assert ours.core.snapshot() == theirs.core.snapshot()
     moved = [effect for log in logs.values() for effect in effects_of(log, RoundFinished)]
-    assert any(sum(finished.verdicts.values()) for finished in moved) or profile == "thrifty"
+    averaging = settings.exchange == "average"
+    assert averaging or any(sum(finished.verdicts.values()) for finished in moved)
     assert any(len(finished.collaboration_weights) > 1 for finished in moved)
+
+
+async def test_one_shot_daemons_average_by_examples_and_find_one_clustering_as_the_simulator_does():
+    settings = settings_of("odcl", start_steps=60)
+    pace = LockstepPace(peer_id(number) for number in range(PEERS))
+    members = make_members(MemoryNetwork(), PEERS, 1, settings=settings, pace_of=pace.of)
+    await run_all(members)
+    participants = make_participants(digits(PEERS), model="logistic", rounds=1, settings=settings)
+    logs = simulate(participants, settings)
+    sizes = {each: len(of.split.fit) + len(of.split.holdout) for each, of in participants.items()}
+    assert len(set(sizes.values())) > 1
+    for each, member in members.items():
+        (finished,) = effects_of(member.events, RoundFinished)
+        assert [finished] == effects_of(logs[each], RoundFinished)
+        assert member.participant.core.snapshot() == participants[each].core.snapshot()
+        weights = finished.collaboration_weights
+        assert len(weights) > 1
+        total = sum(sizes[other] for other in weights)
+        assert weights == pytest.approx({other: sizes[other] / total for other in weights})
+    (finished,) = {log[-1][1][0].clustering for log in logs.values()}
+    assert finished
 
 
 async def test_delays_do_not_change_a_bit_of_a_lockstep():

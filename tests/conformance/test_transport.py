@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,6 +67,17 @@ async def test_a_fetched_model_equals_the_published_one(swarm: Swarm, layout: La
             assert public.tensors[name].tobytes() == array.tobytes()
         else:
             assert np.allclose(public.tensors[name], array, rtol=2**-11, atol=2**-24)
+
+
+async def test_a_model_comes_with_the_number_of_examples_that_its_owner_claims(
+    swarm: Swarm,
+) -> None:
+    one, two = await swarm.add(SMALL), await swarm.add(SMALL)
+    introduce(one, two)
+    for claimed in (0, 80, 2**62):
+        two.transport.publish(replace(snapshot(SMALL, claimed), num_examples=claimed))
+        fetched = await one.transport.fetch(two.peer_id, None, DEADLINE_S)
+        assert fetched.num_examples == claimed
 
 
 async def test_fetched_tensors_are_ours_alone_and_writable(swarm: Swarm) -> None:

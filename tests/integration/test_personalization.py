@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -209,24 +210,51 @@ def test_what_cannot_be_remembered_is_one_clear_line_and_nothing_is_put(
     assert not (tmp_path / "inbox").exists()
 
 
-def test_a_newcomer_predicts_at_once_with_the_models_of_others_and_its_own_memory(peers: Peers):
-    names = ("alice", "bob", "carol")
-    peers.make(*names, min_round_s=0.02)
-    for name in names[:2]:
+def test_a_newcomer_predicts_within_seconds_by_its_best_collaborators_without_a_gradient(
+    peers: Peers,
+):
+    """Two of three trained peers know the newcomer's digits, the third has seen none of them."""
+    low, high = [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]
+    owners = {"alice": low, "bob": low, "carol": high}
+    for number, (name, labels) in enumerate({**owners, "dave": low}.items()):
+        peers.make(name, part=[number, 10], labels=labels, classes=10, min_round_s=0.02)
+    for name in owners:
         peers.start(name)
-    peers.introduce("alice", "bob")
-    until(lambda: all(len(peers.rounds(name)) > 40 for name in names[:2]), "trained models")
-    newcomer = ["--rounds", "1", "--set", "algorithm.start=cold"]
-    peers.start("carol", *newcomer, "--set", "personalization.kind=knn")
-    assert peers.processes["carol"].wait(timeout=30) == 0, peers.log("carol")
-    result = json.loads((peers.folder / "state" / "carol" / "result.json").read_text())
-    (only,) = peers.rounds("carol")
-    assert set(result["weights"]) == {"alice", "bob", "carol"}
-    assert only["work"]["differentiated"] <= 1  # made before any answer, and not used
-    assert only["seconds"]["step"] < 0.1
-    assert result["seconds"] < 10
-    assert result["blend_accuracy"] > 0.7  # ten classes; untrained, it would be 0.1
-    assert result["own_accuracy"] > 0.7  # the best of the others' models
+    peers.introduce(*owners)
+    until(lambda: all(len(peers.rounds(name)) > 40 for name in owners), "trained models")
+    began = time.monotonic()
+    newcomer = ["--rounds", "1", "--set", "algorithm.profile=newcomer"]
+    peers.start("dave", *newcomer, "--set", "personalization.kind=knn")
+    assert peers.processes["dave"].wait(timeout=30) == 0, peers.log("dave")
+    took = time.monotonic() - began
+    result = json.loads((peers.folder / "state" / "dave" / "result.json").read_text())
+    (only,) = peers.rounds("dave")
+    assert only["work"]["differentiated"] == 0
+    assert only["memory"]["num_entries"] == result["num_train"]
+    assert set(result["weights"]) == {"alice", "bob", "dave"}
+    assert took < 20  # 3 s were seen, most of them imports
+    assert result["seconds"] < 5
+    # Five classes; untrained, it would be 0.2: 0.94 to 1.00 were seen.
+    for key in ("accuracy", "own_accuracy", "blend_accuracy"):
+        assert result[key] > 0.75
+
+
+def test_lambda_follows_new_examples_of_the_last_rounds(peers: Peers):
+    make_alice(peers, strategy="fifo", capacity=60)
+    rounds = ["--rounds", "400"]  # the holdout is trained on from round 240
+    start(peers, *rounds)
+    until(lambda: len(peers.rounds("alice")) > 245 or peers.ended("alice"), "the last rounds")
+    assert memory(peers)["tuned_round"] == 240
+    train = load_source("digits", part=(1, 20)).train
+    shifted = (train.labels[:60] + 1) % 10
+    np.savez(peers.folder / "new.npz", train_inputs=train.inputs[:60], train_labels=shifted)
+    assert coterie(peers.folder, "remember", "alice.toml", "new.npz").returncode == 0
+    until(lambda: int(str(memory(peers)["tuned_round"])) > 240 or peers.ended("alice"), "a choice")
+    last = memory(peers)
+    assert last["num_validation"] == 60
+    assert last["model_accuracy"] < 0.3  # it calls them by their former names
+    assert peers.stop("alice", signal.SIGINT) == 0
+    assert "Traceback" not in peers.log("alice")
 
 
 def test_two_peers_never_take_from_one_folder(peers: Peers):

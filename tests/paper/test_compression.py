@@ -12,9 +12,9 @@ from helpers_cohort import accuracies, digits, make_members, run
 from helpers_knn import DEFAULT, Remembering, World, memory_of, remember, tuned
 
 from peer import compression
-from peer.compression import Prototypes, compress, tune_compressed
+from peer.compression import Prototypes, compress
 from peer.datastore import Datastore
-from peer.interpolation import LAMBDAS, accuracy_of, interpolate
+from peer.interpolation import LAMBDAS, accuracy_of, choose, interpolate
 from sim.federico_knn import federico_knn
 
 WORLD = World(peers=10, alpha=0.3, steps=60)
@@ -32,14 +32,8 @@ def _judge(peer: Remembering, store: Datastore, share: float) -> list[list[float
     assert found.size_bytes <= share * store.size_bytes
     held, test = peer.holdout, peer.test
     exact = tuned(peer, store, DEFAULT)
-    tuning = tune_compressed(
-        found,
-        exact,
-        LAMBDAS,
-        embeddings=held.embeddings,
-        model=held.predicted,
-        labels=held.labels,
-    )
+    recalled = found.recall(held.embeddings)
+    tuning = choose(recalled, held.predicted, held.labels, exact.blend, LAMBDAS)
     said = [exact.blend.recall(store, test.embeddings), found.recall(test.embeddings)]
     lams = (exact.blend.lam, tuning.blend.lam)
     blends = [interpolate(one, test.predicted, lam) for one, lam in zip(said, lams, strict=True)]

@@ -78,6 +78,14 @@ def test_everything_comes_back_exactly(tmp_path):
     assert loaded.optimizer["a/step"].shape == ()
 
 
+def test_what_others_are_shown_comes_back_where_it_is_another_model(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    saved = checkpoint()
+    core = dataclasses.replace(saved.core, shown=model(3))
+    save_checkpoint(path, dataclasses.replace(saved, core=core), TASK)
+    assert load_checkpoint(path, LAYOUT, TASK).core == core
+
+
 def test_others_can_read_the_own_model_with_safetensors_alone(tmp_path):
     layout = Layout([TensorSpec("weight", "f32", (2,))])
     tensors = Tensors.of(layout, {"weight": np.array([1, 2], np.float32)})

@@ -17,7 +17,8 @@ from peer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from peer.collection import Collection
 from peer.config import PersonalizationSettings
 from peer.data import Examples
-from peer.memory import Memory, Mixture, SavedMemory
+from peer.memory import Memory, SavedMemory
+from peer.mixture import Mixture
 from protocol.errors import CheckpointError, ConfigError
 from sim.records import Run
 from sim.report import summarize

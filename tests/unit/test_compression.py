@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer import compression
-from peer.compression import Prototypes, compress, prototypes_within, tune_compressed
+from peer.compression import Prototypes, compress, prototypes_within
 from peer.datastore import Datastore, DatastoreSettings
-from peer.interpolation import LAMBDAS, KnnSettings, tune
+from peer.interpolation import LAMBDAS, KnnSettings, choose, tune
 from protocol.errors import CheckpointError, ConfigError, DataError
 
 CLASSES = 5
@@ -173,7 +173,7 @@ def test_lambda_is_chosen_by_what_prototypes_say():
     model = np.full((40, CLASSES), 1 / CLASSES, np.float32)
     exact = tune(store, KnnSettings(), embeddings=held, model=model, labels=truth)
     found = learn(store)
-    tuning = tune_compressed(found, exact, LAMBDAS, embeddings=held, model=model, labels=truth)
+    tuning = choose(found.recall(held), model, truth, exact.blend, LAMBDAS)
     said = (found.recall(held).argmax(axis=1) == truth).mean()
     assert tuning.memory_accuracy == pytest.approx(said)
     assert tuning.model_accuracy == exact.model_accuracy

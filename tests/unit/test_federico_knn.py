@@ -46,7 +46,7 @@ def test_all_training_examples_are_remembered_in_the_last_models_embedding():
         assert report["num_validation"] == len(member.split.holdout)
         train = member.split.train
         embedded = member.new_learner().embed(mixture.model, train.inputs)
-        np.testing.assert_array_equal(memory._store.embeddings, embedded)
+        np.testing.assert_array_equal(memory._store.entries.embeddings, embedded)
 
 
 def test_lambda_is_chosen_before_the_holdout_is_trained_on():
@@ -64,7 +64,7 @@ def test_the_strongest_members_model_may_embed():
     outcome = run(federico_knn, members, steps=40, embedding="strongest")
     for member, memory, mixture in zip(members, memories(outcome), mixtures(outcome), strict=True):
         embedded = member.new_learner().embed(mixture.strongest, member.split.train.inputs)
-        np.testing.assert_array_equal(memory._store.embeddings, embedded)
+        np.testing.assert_array_equal(memory._store.entries.embeddings, embedded)
 
 
 def test_a_memory_of_the_data_after_a_drift_helps():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
-from peer.oneshot import group
+from peer.oneshot import MOST_TIMES, bounded_sizes, group
 from protocol.errors import ConfigError
 from protocol.messages import PeerId
 from protocol.tensors import Layout, Tensors, TensorSpec
@@ -47,9 +50,10 @@ def test_everybody_finds_the_same_in_whatever_order_models_came():
     theirs = dict(reversed(ours.items()))
     one, other = (group(each, INITIAL, clustering="kmeans") for each in (ours, theirs))
     assert one.labels == other.labels
-    assert one.note == other.note
+    assert (one.note, one.digest) == (other.note, other.digest)
+    assert one.note.endswith(one.digest)
     moved = {**ours, min(ours): ours[sorted(ours)[1]]}
-    assert group(moved, INITIAL, clustering="kmeans").note[-16:] != one.note[-16:]
+    assert group(moved, INITIAL, clustering="kmeans").digest != one.digest
 
 
 def test_a_model_that_is_not_finite_is_left_alone_by_name():
@@ -81,3 +85,30 @@ def test_one_peer_and_equal_models_are_one_cluster():
 def test_more_clusters_than_models_are_refused():
     with pytest.raises(ConfigError, match="num_clusters = 9"):
         group(models(), INITIAL, clustering="kmeans", num_clusters=9)
+
+
+def sizes_of(*claims: int) -> list[int]:
+    owners = [PeerId(f"{number:032x}") for number in range(len(claims))]
+    return list(bounded_sizes(dict(zip(owners, claims, strict=True))).values())
+
+
+def test_peers_count_for_their_examples_but_no_claim_for_much_more_than_others():
+    assert sizes_of(40, 60, 100, 150) == [40, 60, 100, 150]
+    assert sizes_of(40, 60, 100, 2**62) == [40, 60, 100, MOST_TIMES * 60]
+    assert sizes_of(5, 2**62) == [5, MOST_TIMES * 5]
+
+
+def test_who_does_not_say_counts_for_the_median_and_if_nobody_does_all_count_alike():
+    assert sizes_of(40, 0, 100, 150) == [40, 100, 100, 150]
+    assert sizes_of(0, 0, 0) == [1, 1, 1]
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=2, max_size=9),
+    st.lists(st.integers(0, 2**62), max_size=4),
+)
+@hypothesis_settings(max_examples=60)
+def test_liars_fewer_than_the_honest_never_raise_the_bound_above_the_honest(honest, lies):
+    lies = lies[: len(honest) - 1]
+    counted = sizes_of(*honest, *lies)
+    assert all(1 <= size <= MOST_TIMES * max(honest) for size in counted)

@@ -18,7 +18,9 @@ from peer.config import PersonalizationSettings, build_settings
 from peer.data import Examples
 from peer.events import Differentiate, Step, Train
 from peer.learner import TrainingSettings
-from peer.memory import Memory, Mixture, SavedMemory, Schedule
+from peer.memory import Memory, SavedMemory
+from peer.mixture import Mixture
+from peer.schedule import Schedule
 from peer.torch_learner import TorchLearner
 from protocol.errors import CheckpointError, ConfigError, DataError
 from sim.engine import LearnerCrowd, Lockstep

@@ -80,6 +80,36 @@ def test_peers_without_test_data_or_without_a_result_are_in_no_mean(tmp_path: Pa
     assert "not finished" in output
 
 
+def clustered_run(folder: Path, digests: list[str]) -> Run:
+    names = write_swarm(folder, [0] * len(digests), rounds=2)
+    for name, digest in zip(names, digests, strict=True):
+        said = {"clustering": digest} if digest else {}
+        lines = [record_line(0, {name: 1.0}, **said), record_line(1, {name: 1.0})]
+        write_records(folder / "peers" / name, lines)
+        write_result(folder / "peers" / name, name)
+    return Run.open(folder)
+
+
+def test_the_report_says_whether_all_peers_found_the_same_clustering(tmp_path: Path) -> None:
+    same = clustered_run(tmp_path / "same", ["0123456789abcdef"] * 3)
+    assert "all 3 peers found the same clustering (digest 0123456789abcdef)" in printed(same, 120)
+    digests = ["fedcba9876543210", "0123456789abcdef", "0123456789abcdef", ""]
+    other = clustered_run(tmp_path / "other", digests)
+    assert (
+        "2 of 4 peers found one clustering (digest 0123456789abcdef); found another: peer-00; "
+        "clustered nothing: peer-03"
+    ) in " ".join(printed(other, 200).split())
+    write_report(other)
+    written = json.loads((tmp_path / "other" / "summary.json").read_text())
+    assert list(written["clusterings"].values()) == [digest or None for digest in digests]
+
+
+def test_a_run_that_clustered_nothing_says_nothing_of_it(tmp_path: Path) -> None:
+    write_run(tmp_path, [0, 0])
+    assert summarize(Run.open(tmp_path)).clusterings is None
+    assert "clustering" not in printed(Run.open(tmp_path))
+
+
 def test_no_number_of_a_summary_is_ever_nan(tmp_path: Path) -> None:
     names = write_swarm(tmp_path, [0, 1, 1])
     write_records(tmp_path / "peers" / names[0], [record_line(0, {names[0]: 1.0}, loss=None)])

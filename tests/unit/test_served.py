@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -422,6 +423,22 @@ def test_only_who_announces_a_codec_is_sent_what_it_makes(
     assert isinstance(answer[0], ModelOffer)
     assert answer[0].encoding == encoding
     assert answer[0].base == (None if encoding == Encoding.F32 else Version(1, 0))
+
+
+@pytest.mark.parametrize(("features", "told"), [((), 0), (None, 80)])
+def test_only_who_can_read_it_is_told_on_how_many_examples_a_model_was_trained(
+    features: tuple[str, ...] | None, told: int
+) -> None:
+    desk = Desk()
+    hello = credentials(LARGE).hello(1)
+    if features is not None:
+        hello = msgspec.structs.replace(hello, features=list(features))
+    desk.ask(hello)
+    desk.served.publish(replace(snapshot(LARGE), num_examples=80))
+    answer = desk.ask(ask_for_model(2, 10))
+    assert answer is not None
+    assert isinstance(answer[0], ModelOffer)
+    assert answer[0].num_examples == told
 
 
 def test_a_pull_of_differences_goes_on_with_them_though_newer_ones_are_published() -> None:

@@ -55,7 +55,9 @@ def status(**changes: object) -> PeerStatus:
 
 
 def test_a_status_comes_back_as_it_was() -> None:
-    assert decode_status(encode_status(status())) == status()
+    for clustering in ("", "0123456789abcdef"):
+        whole = status(clustering=clustering)
+        assert decode_status(encode_status(whole)) == whole
 
 
 def test_a_status_of_very_many_members_fits_one_message_and_says_how_many_there_are() -> None:
@@ -87,6 +89,7 @@ def test_any_bytes_are_a_status_or_refused(body: bytes) -> None:
         (b'"rounds":-1', b'"rounds":0'),
         (b'"running_s":"long"', b'"running_s":1.5'),
         (b'"loss":null,"more":1', b'"loss":null'),
+        (b'"clustering":"nonsense"', b'"clustering":""'),
         (b'"public_key":"short"', b'"public_key":"' + KEY.encode() + b'"'),
     ],
 )
