@@ -57,6 +57,8 @@ paper: $(INSTALLED) ## Run every comparison of the README again; hours, and resu
 	$(BIN)/coterie study odcl --out runs/paper-odcl
 	cp runs/paper-odcl/results.json configs/results/odcl.json
 	cp runs/paper-odcl/results.png configs/pictures/odcl.png
+	PYTHONPATH=. $(BIN)/python tests/bench/bench_knn_claims.py
+	PYTHONPATH=. $(BIN)/python tests/bench/bench_curves.py
 
 FASHION_MNIST := data/fashion-mnist
 FASHION_MNIST_FILES := train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \

@@ -75,7 +75,7 @@ class Acquaintances:
         if peer_id in self.kept:
             self.kept[peer_id] = replace(self.kept[peer_id], loss=loss)
 
-    def fold(self, losses: Mapping[PeerId, float], round_number: int, beta: float) -> None:
+    def fold(self, losses: Mapping[PeerId, float], round_number: int, beta: float | None) -> None:
         """Fold a round's losses into the averages; a loss that isn't finite forgets the peer."""
         for peer_id in sorted(losses):
             average = algorithm.update_loss_average(

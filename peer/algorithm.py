@@ -63,6 +63,9 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """What the number of probes falls to; below 1 it is a probability."""
     beta: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.6
     """How much of the loss average is the newest loss. Paper: 0.6."""
+    accumulate: bool = False
+    """Sum losses instead, and never forget. It is what the posterior says, but weights soon become
+    one-hot, and stick to whom was better at first; the paper shows that, too."""
     temperature: Positive = 0.3
     """T of softmax(-loss/T). Small makes weights one-hot, large makes them even. Paper: 1."""
     loss: Literal["mean", "sum"] = "mean"
@@ -141,6 +144,11 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             )
 
     @property
+    def forgetting(self) -> float | None:
+        """The beta of `update_loss_average`; None when losses are summed."""
+        return None if self.accumulate else self.beta
+
+    @property
     def bits(self) -> Bits | None:
         """Width of the codec; None when numbers travel as they are."""
         widths: dict[str, Bits | None] = {"f32": None, "8bit": 8, "4bit": 4}
@@ -215,15 +223,18 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def update_loss_average(average: float | None, loss: float, beta: float) -> float | None:
+def update_loss_average(average: float | None, loss: float, beta: float | None) -> float | None:
     """Fold a new measurement into the loss average: L̂ ← (1 - β) L̂ + β l (section 3.3).
 
-    A large β favors the new loss. The first measurement sets the average. A loss that is not
-    finite forgets the peer: None, as if never measured, so that no average ever holds a NaN.
+    A large β favors the new loss; None never forgets, and sums: L ← L + l. The first measurement
+    sets either. A loss that is not finite forgets the peer: None, as if never measured, so that
+    nothing here ever holds a NaN.
     """
     if not math.isfinite(loss):
         return None
-    return loss if average is None else (1.0 - beta) * average + beta * loss
+    if average is None:
+        return loss
+    return average + loss if beta is None else (1.0 - beta) * average + beta * loss
 
 
 def collaboration_weights(

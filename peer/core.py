@@ -432,7 +432,7 @@ class PeerCore:
         alarm = self._settings.alarm
         if alarm > 0 and self._losses.get(self._peer_id, 0.0) - own > alarm:
             self._explorer.begin_survey(self._neighbors)
-        self._known.fold(self._losses, self._round_number, self._settings.beta)
+        self._known.fold(self._losses, self._round_number, self._settings.forgetting)
         for peer_id in self._losses:
             self._explorer.measured(peer_id)
 

@@ -128,3 +128,25 @@ def test_averaging_gains_too_for_a_fraction_of_the_traffic():
     assert np.mean(thrifty.mixture) > np.mean(default.mixture) - 0.02
     assert thrifty.mb_received < default.mb_received / 2
     assert default.mb_received < literal.mb_received / 8
+
+
+def num_collaborators(settings: AlgorithmSettings) -> list[float]:
+    """How many peers share each one's training weight, in effect: 1 / sum of squares, from 1."""
+    digits = load_source("digits")
+    permuted = PartitionSettings(kind="permuted", groups=2, min_examples=40, max_examples=80)
+    parts = partition(digits, 8, permuted, np.random.default_rng(0))
+    datasets = [part.dataset for part in parts]
+    participants = make_participants(datasets, model="mlp", rounds=40, settings=settings)
+    run_lockstep(participants, settings.bits)
+    rows = [each.core.training_weights().values() for each in participants.values()]
+    return [1 / sum(weight**2 for weight in row) for row in rows]
+
+
+def test_summed_losses_make_weights_one_hot_and_averages_that_forget_do_not():
+    """As in the paper's figure 5: everybody is measured in every round, and four are alike."""
+    average, total = (
+        num_collaborators(AlgorithmSettings(num_neighbors=7, accumulate=accumulate))
+        for accumulate in (False, True)
+    )
+    assert max(total) < 1.01
+    assert min(average) > 1.5 and np.mean(average) > 2.0

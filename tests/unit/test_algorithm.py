@@ -42,6 +42,7 @@ def test_a_loss_average_lies_between_its_old_value_and_the_new_loss(old, new, be
 def test_the_first_measurement_sets_the_average_and_a_large_beta_favors_the_new_loss():
     assert update_loss_average(None, 3.0, 0.6) == 3.0
     assert update_loss_average(1.0, 2.0, 0.6) == pytest.approx(1.6)
+    assert update_loss_average(1.0, 2.0, None) == 3.0
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
