@@ -65,7 +65,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How much of the loss average is the newest loss. Paper: 0.6."""
     accumulate: bool = False
     """Sum losses instead, and never forget. It is what the posterior says, but weights soon become
-    one-hot, and stick to whom was better at first; the paper shows that, too."""
+    one-hot, for whoever was better at first or is measured seldom; the paper shows that, too."""
     temperature: Positive = 0.3
     """T of softmax(-loss/T). Small makes weights one-hot, large makes them even. Paper: 1."""
     loss: Literal["mean", "sum"] = "mean"

@@ -7,7 +7,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -258,6 +258,9 @@ def _check_keys(tree: Mapping[str, Any], struct: type[msgspec.Struct], where: st
             if not isinstance(value, dict):
                 raise ConfigError(f"{where}: {at}{key} is a section: write [{at}{key}]")
             _check_keys(value, inner, where, f"{at}{key}.")
+        elif get_origin(inner) is Literal and value not in (words := get_args(inner)):
+            known = ", ".join(f'"{word}"' for word in words)
+            raise ConfigError(f"{where}: {at}{key} = {value!r}: write one of {known}")
 
 
 def _readable(message: str) -> str:

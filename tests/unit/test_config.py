@@ -34,6 +34,7 @@ def test_every_config_that_we_ship_is_valid(path):
     [
         ({"peeers": 3}, "unknown setting peeers; did you mean peers?"),
         ({"algorithm": {"epsilom": 1}}, "algorithm.epsilom; did you mean algorithm.epsilon?"),
+        ({"algorithm": {"profile": "deafult"}}, "algorithm.profile = 'deafult': write one of"),
         ({"algorithm": {"epsilon": 2.0}}, "algorithm.epsilon"),
         ({"algorithm": {"temperature": 0.0}}, "algorithm.temperature"),
         ({"algorithm": {"profile": "fast"}}, "algorithm.profile"),
