@@ -44,13 +44,14 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     profile: Literal["default", "thrifty", "odcl", "newcomer", "paper"] = "default"
     """Presets for the settings below that aren't given: `default`; `thrifty`, which averages models
     for under half the traffic; `odcl`, which averages inside the clusters of a warm start;
-    `newcomer`, which with `rounds = 1` predicts by the models of its best collaborators and makes
-    no gradient, as long as one of them answers; or the literal `paper`."""
+    `newcomer`, which with `rounds = 1` predicts by the models of its best collaborators and, if one
+    of them answers and beats its fresh one, makes no gradient; or the literal `paper`."""
     num_neighbors: Natural = 3
     """M, neighbors sampled a round. More find friends sooner and cost more traffic; 0 is learning
     alone. Paper: 3."""
-    epsilon: Fraction = 0.3
-    """Probability that a round explores. 1 explores only, 0 never does. Paper: 0.3."""
+    epsilon: Fraction = 0.0
+    """Probability that a round explores: samples strangers, and trains with them in place of its
+    best. 1 explores only; with 0 strangers are only measured, see `probes`. Paper: 0.3."""
     exploration: Literal["friends", "uniform"] = "friends"
     """Whom a round looks at beside its best neighbors. `friends` gives the places that none earns,
     and all in a round that explores, to friends of friends, to peers that come again for the own
@@ -59,13 +60,14 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     probes: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 2.0
     """Models a round that are fetched only to be measured, while some place is not earned and peers
     are unknown. More find friends in fewer rounds, for about as many models in all. Paper: 0."""
-    min_probes: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.0
-    """What the number of probes falls to; below 1 it is a probability."""
+    min_probes: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.1
+    """What the number of probes falls to; below 1 it is a probability. Paper: 0."""
     beta: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.6
     """How much of the loss average is the newest loss. Paper: 0.6."""
     accumulate: bool = False
     """Sum losses instead, and never forget. It is what the posterior says, but weights soon become
-    one-hot, for whoever was better at first or is measured seldom; the paper shows that, too."""
+    one-hot, for whoever was better at first or is measured seldom; the paper shows that, too. No
+    loss stands out from a sum, so nothing alarms."""
     temperature: Positive = 0.3
     """T of softmax(-loss/T). Small makes weights one-hot, large makes them even. Paper: 1."""
     loss: Literal["mean", "sum"] = "mean"
@@ -185,8 +187,6 @@ _THRIFTY: Mapping[str, Any] = {
     "exchange_every": 10,
     "num_neighbors": 6,
     "temperature": 1.0,
-    "epsilon": 0.0,
-    "min_probes": 0.1,
     "min_gradient_weight": 0.02,
 }
 
@@ -205,7 +205,9 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     },
     "paper": {
         "exploration": "uniform",
+        "epsilon": 0.3,
         "probes": 0.0,
+        "min_probes": 0.0,
         "temperature": 1.0,
         "loss": "sum",
         "measure_on": "train",

@@ -89,7 +89,9 @@ def renew(gradient: Vector, then: Vector, now: Vector) -> Vector | None:
     g + (now - then): what tells the sender from the owner stays, and what the steps since have
     changed is taken from the owner. That is the control variate of SVRG ("Accelerating Stochastic
     Gradient Descent using Predictive Variance Reduction", 2013). Before, the gradient is judged and
-    clipped as on the older version, so that nobody can send what the owner would have refused.
+    clipped as on the older version, so that nobody can send what the owner would have refused; and
+    it is as short beside the own one as it was then, at least, so that who sends next to nothing
+    moves next to nothing.
 
     Args:
         gradient: Made on the older version by another, shape (num_parameters,).
@@ -106,8 +108,12 @@ def renew(gradient: Vector, then: Vector, now: Vector) -> Vector | None:
         return gradient
     if float(np.dot(then, gradient)) < 0.0:
         return None
-    scale = math.sqrt(limit / squared) if squared > limit else 1.0
+    clipped = min(squared, limit)
+    scale = math.sqrt(clipped / squared) if squared else 0.0
     renewed = np.float32(scale) * gradient
     renewed += now
     renewed -= then
+    longest = math.sqrt(present * clipped / limit) if limit else 0.0
+    if (length := float(np.linalg.norm(renewed))) > longest:
+        renewed *= np.float32(longest / length)
     return renewed

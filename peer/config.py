@@ -86,7 +86,7 @@ class PersonalizationSettings(KnnSettings, frozen=True, kw_only=True, forbid_unk
     kind: Literal["none", "knn"] = "none"
     """`knn` blends what the mixture predicts with what the peer remembers of its own examples. A
     newcomer with `rounds = 1` and `algorithm.profile = "newcomer"` predicts within seconds, from
-    the models of its best collaborators and its memory, without one gradient."""
+    the models of its best collaborators and its memory, without a step of training."""
     every: Annotated[int, msgspec.Meta(ge=1)] = 20
     """Rounds after which all is embedded anew and the interpolation weight chosen anew, as at the
     start, before the holdout is trained on, and at the end. Each time costs one forward pass over

@@ -587,7 +587,7 @@ class PeerCore:
         )
 
     def _weights_over(self, others: Collection[PeerId]) -> dict[PeerId, float]:
-        sizes = self._clustered.sizes if self._clustered else None
+        sizes = self._clustered.sizes if self._clustered and self._settings.tells_sizes else None
         return self._known.weights(self._peer_id, others, self._settings.temperature, sizes)
 
     def _tensors_of(self, peer_id: PeerId) -> Tensors:

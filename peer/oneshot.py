@@ -24,8 +24,8 @@ from protocol.tensors import Tensors
 
 MOST_TIMES = 4
 """How many times the median of its cluster a peer counts at most, whatever it claims. More lets
-honest large peers count in full, and a liar among m members take MOST_TIMES / (MOST_TIMES + m - 1)
-of their average."""
+honest large peers count in full, and a liar among m members of one size take MOST_TIMES /
+(MOST_TIMES + m - 1) of their average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def bounded_sizes(claimed: Mapping[PeerId, int]) -> dict[PeerId, int]:
     """Return how many examples each model of a cluster counts for in its average.
 
     Nobody can check how many examples another has. So nobody counts for more than `MOST_TIMES` the
-    median, which half of the cluster would have to inflate; everybody bounds alike, so that all
-    members still come to the same average. Who doesn't say counts for the median.
+    median, which half of the cluster would have to inflate; everybody bounds alike, so that members
+    who were told the same come to the same average. Who doesn't say counts for the median.
 
     Args:
         claimed: n_i by owner; 0 where it isn't known.

@@ -1,8 +1,8 @@
 """Import what a peer needs, and warm it up, before a fork server forks peers.
 
-A fresh interpreter that imports torch and builds its first optimizer costs seconds and some 200 MB
-of its own; a peer forked after that shares nearly all of it. Nothing here starts a thread or opens
-a socket, since neither survives a fork.
+A fresh interpreter that imports torch and takes a first step costs more than a second and some 200
+MB of its own; a peer forked after that shares nearly all of it. Nothing here starts a thread or
+opens a socket, since neither survives a fork.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 
 
 def warm_up() -> None:
-    """Import, and take one step with a tiny model: torch imports much of its optimizers only then.
+    """Import, and take one step with a tiny model: torch sets up its kernels only then.
 
     Meanwhile the collector rests: it would find next to no garbage in what importing makes.
     """

@@ -77,6 +77,8 @@ def load_source(
         chosen = _select(given, labels, part, num_classes, raw.name)
         convert = functools.partial(_convert, pool=pool, name=raw.name)
         if as_stored and inputs.dtype == np.uint8:
+            if pool != 1:
+                _check_pool(inputs.shape, pool, raw.name)
             kept[name] = StoredExamples(inputs[chosen], given[chosen], convert)
         else:
             kept[name] = convert(inputs[chosen], given[chosen])

@@ -226,6 +226,8 @@ class TorchLearner:
             for name, values in self._optimizer.state.items()
             for key, value in values.items()
         }
+        if not state:  # it was saved before the first step
+            return
         for key in sorted(state.keys() ^ moments.keys()):
             raise CheckpointError(f"the optimizer state {key!r} is of another model or optimizer")
         for key, array in state.items():

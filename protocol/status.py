@@ -60,7 +60,9 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reason: Text = ""
 
 
-class PeerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PeerStatus(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):  # so that who knows no `clustering` can read whoever clusters nothing
     """A running peer.
 
     Attributes:

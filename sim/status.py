@@ -271,7 +271,9 @@ def _print_matrix(answers: Mapping[str, PeerStatus], console: Console) -> None:
             f"{status.running_s:.0f} s",
         )
     console.print(table)
-    digests: dict[str, str | None] = {each.name: each.clustering for each in statuses}
-    if clustered := {name: digest for name, digest in digests.items() if digest}:
-        console.print(clustering_remark(clustered), highlight=False, markup=False)
+    if any(each.clustering for each in statuses):
+        digests = {
+            f"{each.name} ({each.peer_id[:8]})": each.clustering or None for each in statuses
+        }
+        console.print(clustering_remark(digests), highlight=False, markup=False)
     console.print(_counters(statuses, console))

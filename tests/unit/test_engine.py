@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 
 import numpy as np
@@ -205,3 +206,22 @@ def test_a_peer_that_there_is_not_can_neither_be_slow_nor_leave(key):
     value = {"slow": {"peer-07": 2.0}, "churn": {"peer-07": {"leaves_s": 3.0}}}[key]
     with pytest.raises(ConfigError, match=rf"simulate\.{key} names 'peer-07'.* to peer-03"):
         make_simulation(swarm_settings(peers=4, simulate={key: value}))
+
+
+def test_the_collector_is_as_it_was_after_a_run_and_after_one_that_fails():
+    class Stop(Exception):
+        pass
+
+    before, during = gc.get_threshold(), []
+
+    def wanted() -> bool:
+        during.append(gc.get_threshold())
+        if len(during) > 1:
+            raise Stop
+        return True
+
+    simulation = make_simulation(swarm_settings(peers=2, rounds=2))
+    with pytest.raises(Stop):
+        simulation.engine.run(wanted)
+    assert during[0][2] > before[2]
+    assert gc.get_threshold() == before

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from peer.hooks import load_hook
 from peer.sources import load_source, save_npz
 from protocol.errors import DataError, ModelError
+from sim.partition import PartitionSettings, partition
 
 INPUTS = np.arange(12, dtype=np.float32).reshape(6, 2)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -427,3 +428,42 @@ def test_a_hook_passes_arguments_on_and_keyboard_interrupts_through(tmp_path: Pa
 def test_a_class_is_a_hook_too() -> None:
     build = load_hook("torch.nn:Identity", (), ModelError)
     assert isinstance(build(), torch.nn.Identity)
+
+
+@pytest.mark.parametrize("pool", [1, 2])
+@pytest.mark.parametrize("kind", ["iid", "rotated", "permuted", "mixture", "dirichlet"])
+def test_bytes_converted_when_they_are_taken_make_the_same_slices(
+    tmp_path: Path, kind: str, pool: int
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        f"{part}_{what}": rng.integers(0, high, (200, *shape)).astype(np.uint8)
+        for part in ("train", "test")
+        for what, high, shape in (("inputs", 256, (1, 4, 4)), ("labels", 4, ()))
+    }
+    np.savez(tmp_path / "pixels.npz", **arrays)
+    settings = PartitionSettings(
+        **({"kind": kind} if kind == "iid" else {"kind": kind, "groups": 2})
+    )
+    stored, converted = (
+        partition(
+            load_source(str(tmp_path / "pixels.npz"), pool=pool, as_stored=as_stored),
+            4,
+            settings,
+            np.random.default_rng(1),
+        )
+        for as_stored in (True, False)
+    )
+    for one, other in zip(stored, converted, strict=True):
+        for part in ("train", "test"):
+            mine, theirs = getattr(one.dataset, part), getattr(other.dataset, part)
+            assert mine.inputs.dtype == np.float32
+            np.testing.assert_array_equal(mine.inputs, theirs.inputs)
+            np.testing.assert_array_equal(mine.labels, theirs.labels)
+
+
+def test_pooling_bytes_that_are_no_images_is_refused_before_any_are_taken(tmp_path: Path) -> None:
+    inputs, labels = np.zeros((9, 5), np.uint8), np.arange(9) % 2
+    np.savez(tmp_path / "rows.npz", train_inputs=inputs, train_labels=labels)
+    with pytest.raises(DataError, match="pool = 2 needs images"):
+        load_source(str(tmp_path / "rows.npz"), pool=2, as_stored=True)

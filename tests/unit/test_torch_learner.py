@@ -218,6 +218,14 @@ def test_a_peer_restored_continues_with_the_same_bits():
         assert first == second
 
 
+def test_a_peer_saved_before_its_first_step_begins_with_a_fresh_optimizer():
+    learner = learner_of(module())
+    model = learner.parameters()
+    learner.restore(model, {})
+    assert learner.parameters() == model
+    assert not any(array.any() for array in learner.optimizer_state().values())
+
+
 @pytest.mark.parametrize("damage", ["another name", "another shape", "a moment missing", "sgd"])
 def test_an_optimizer_state_of_another_model_or_optimizer_is_refused(damage: str):
     learner = learner_of(module(), optimizer="sgd" if damage == "sgd" else "adam")
