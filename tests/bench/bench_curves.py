@@ -33,9 +33,9 @@ COMMON = (
 )
 PANELS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "epsilon (probability of exploring)": {
-        "0": ["algorithm.epsilon=0.0"],
+        "0, the default": [],
         "0.1": ["algorithm.epsilon=0.1"],
-        "0.3, the default": [],
+        "0.3, the paper's": ["algorithm.epsilon=0.3"],
         "1": ["algorithm.epsilon=1.0"],
     },
     "M (neighbors sampled a round)": {
