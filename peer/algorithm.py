@@ -43,7 +43,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     profile: Literal["default", "thrifty", "odcl", "newcomer", "paper"] = "default"
     """Presets for the settings below that aren't given: `default`; `thrifty`, which averages models
-    for under half the traffic; `odcl`, which averages inside the clusters of a warm start;
+    for about half the traffic; `odcl`, which averages inside the clusters of a warm start;
     `newcomer`, which with `rounds = 1` predicts by the models of its best collaborators and, if one
     of them answers and beats its fresh one, makes no gradient; or the literal `paper`."""
     num_neighbors: Natural = 3
