@@ -35,10 +35,11 @@ GROUP_SIZES = (2, 4, 8, 32)
 SEEDS = (0, 1, 2)
 LONGEST = 150
 WANTED = 0.9
+SAMPLED = {"epsilon": 0.3, "probes": 0.0, "min_probes": 0.0}
 RULES: Mapping[str, Mapping[str, Any]] = {
-    "as in the paper": {"exploration": "uniform", "probes": 0.0, "survey": 0},
-    "uniform, survey": {"exploration": "uniform", "probes": 0.0},
-    "friends": {"probes": 0.0},
+    "as in the paper": {**SAMPLED, "exploration": "uniform", "survey": 0},
+    "uniform, survey": {**SAMPLED, "exploration": "uniform"},
+    "friends": SAMPLED,
     "friends, 2 probes (default)": {},
     "friends, 4 probes": {"probes": 4.0},
     "clusters first (odcl)": {"warm_start": "odcl", "start_steps": 40},
@@ -50,7 +51,7 @@ FOR_MANY = ("friends", "friends, 2 probes (default)", "clusters first (odcl)")
 
 START_STEPS = 40
 TO_SPEND: Mapping[str, Mapping[str, Any]] = {
-    "uniform": {"exploration": "uniform", "probes": 0.0, "survey": 0},
+    "uniform": {**SAMPLED, "exploration": "uniform", "survey": 0},
     "friends (default)": {},
     "clusters first": {"warm_start": "odcl"},
 }
