@@ -94,7 +94,7 @@ def renew(gradient: Vector, then: Vector, now: Vector) -> Vector | None:
     moves next to nothing.
 
     Args:
-        gradient: Made on the older version by another, shape (num_parameters,).
+        gradient: Made on the older version by another. Shape (num_parameters,), as of the others.
         then: The own gradient on the older version.
         now: The own gradient on the present version.
 

@@ -1,7 +1,7 @@
 """Adam and SGD by torch's functions for them.
 
-With its first step, a class of `torch.optim` imports torch's compiler, which nobody here uses: most
-of a second of the processor's time and some 100 MB in every process.
+With its first step, a class of `torch.optim` imports torch's compiler, which nobody here uses: a
+second of the processor's time and some 80 MB in every process.
 """
 
 from __future__ import annotations

@@ -208,8 +208,11 @@ class TorchLearner:
 
     def optimizer_state(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return `<parameter>/<moment>` arrays of the optimizer."""
+        return {key: np.array(_to_numpy(value.float())) for key, value in self._moments().items()}
+
+    def _moments(self) -> dict[str, torch.Tensor]:
         return {
-            f"{name}/{key}": np.array(_to_numpy(value.float()))
+            f"{name}/{key}": value
             for name, moments in self._optimizer.state.items()
             for key, value in moments.items()
         }
@@ -221,15 +224,13 @@ class TorchLearner:
             CheckpointError: The state is of another model or optimizer.
         """
         self.adopt(model)
-        moments = {
-            f"{name}/{key}": value
-            for name, values in self._optimizer.state.items()
-            for key, value in values.items()
-        }
         if not state:  # it was saved before the first step
             return
-        for key in sorted(state.keys() ^ moments.keys()):
-            raise CheckpointError(f"the optimizer state {key!r} is of another model or optimizer")
+        moments = self._moments()
+        if strange := sorted(state.keys() ^ moments.keys()):
+            raise CheckpointError(
+                f"the optimizer state {strange[0]!r} is of another model or optimizer"
+            )
         for key, array in state.items():
             if array.shape != moments[key].shape:
                 raise CheckpointError(f"the optimizer state {key!r} has the shape {array.shape}")
