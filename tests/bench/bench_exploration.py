@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from crowd import INITIAL, NUM_CLASSES, NUM_FEATURES, linear_crowd, peer_ids
+from crowd import INITIAL, NUM_CLASSES, NUM_FEATURES, crowd_of, linear_crowd
 
 from peer.algorithm import AlgorithmSettings, mix_predictions
 from peer.core import MAX_CLUSTERED, PeerCore
 from peer.data import Examples
 from peer.events import Effect, Event, Publish, RoundFinished
-from peer.learner import TrainingSettings
 from protocol.messages import PeerId
 from protocol.publication import copy_size_bytes
 from protocol.tensors import Tensors
@@ -167,29 +166,10 @@ class Spenders:
             num_holdout=16,
             num_test=200,
         )
-        of_peer = dict(zip(peer_ids(num_peers), splits, strict=True))
-        crowd = BatchedCrowd(
-            of_peer,
-            NUM_CLASSES,
-            INITIAL,
-            TrainingSettings(),
-            seeds={peer_id: number for number, peer_id in enumerate(of_peer)},
-        )
-        cores = {
-            peer_id: PeerCore(
-                peer_id=peer_id,
-                settings=settings,
-                model=INITIAL,
-                incarnation=0,
-                rounds=None,
-                rng=np.random.default_rng((seed, 1, number)),
-            )
-            for number, peer_id in enumerate(of_peer)
-        }
+        cores, crowd = crowd_of(splits, settings, rounds=None, seed=seed)
+        tests = dict(zip(cores, (each.test for each in splits), strict=True))
         step = max(1, num_peers // TESTED)
-        return cls(
-            cores, crowd, {each: of_peer[each].test for each in list(of_peer)[::step]}, settings
-        )
+        return cls(cores, crowd, {each: tests[each] for each in list(tests)[::step]}, settings)
 
     def spend(self) -> list[float]:
         """Return the accuracy before anything was received, and at the last round of each budget.

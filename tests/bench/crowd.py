@@ -9,12 +9,14 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from peer.algorithm import AlgorithmSettings
 from peer.core import PeerCore
+from peer.data import Split
 from peer.events import RoundFinished
 from peer.learner import TrainingSettings
 from protocol.messages import PeerId
@@ -46,7 +48,20 @@ def linear_crowd(
     splits, groups = linear_problems(
         num_peers, group_size, rng, num_features=NUM_FEATURES, num_classes=NUM_CLASSES
     )
-    ids = peer_ids(num_peers)
+    cores, crowd = crowd_of(splits, settings, rounds=rounds, seed=seed, learning_rate=learning_rate)
+    return cores, crowd, dict(zip(cores, groups.tolist(), strict=True))
+
+
+def crowd_of(
+    splits: Sequence[Split],
+    settings: AlgorithmSettings,
+    *,
+    rounds: int | None,
+    seed: int,
+    learning_rate: float = 0.01,
+) -> tuple[dict[PeerId, PeerCore], BatchedCrowd]:
+    """Return a core for each split, and their learners."""
+    ids = peer_ids(len(splits))
     crowd = BatchedCrowd(
         dict(zip(ids, splits, strict=True)),
         NUM_CLASSES,
@@ -67,7 +82,7 @@ def linear_crowd(
         )
         for number, peer_id in enumerate(ids)
     }
-    return cores, crowd, dict(zip(ids, groups.tolist(), strict=True))
+    return cores, crowd
 
 
 def measure_crowd(num_peers: int, rounds: int) -> dict[str, float]:
