@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import logging
-import secrets
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,11 +19,10 @@ from protocol.errors import (
     LocalProtocolError,
     PeerRefused,
     PeerUnreachable,
-    ProtocolError,
     RemoteProtocolError,
 )
 from protocol.gossip import GOSSIP
-from protocol.gradients import Feedbacks, pack
+from protocol.gradients import Feedbacks
 from protocol.handshake import FEATURES, Credentials
 from protocol.identity import AllowList, KeyPair, peer_id_of
 from protocol.lowbit import Bits
@@ -45,6 +41,7 @@ from protocol.messages import (
 from protocol.status import Counted, Learning, PeerStatus, encode_status
 from protocol.tensors import Layout
 from protocol.transport.admission import Admission, Doorkeeper
+from protocol.transport.asking import Asking
 from protocol.transport.connection import Connection, State
 from protocol.transport.dial import Surroundings
 from protocol.transport.endpoint import advertised, parse_endpoint
@@ -52,12 +49,9 @@ from protocol.transport.inbox import Reply
 from protocol.transport.interface import Address, Counters, Gossip, Listener
 from protocol.transport.pool import BufferPool
 from protocol.transport.port import Frames, Port
-from protocol.transport.pull import Pull
-from protocol.transport.push import Push
 from protocol.transport.served import Served
 from protocol.transport.settings import TransportSettings
 from protocol.transport.sockets import bind, hang_up, make_context, make_listener
-from protocol.transport.transfers import CODING
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +141,16 @@ class ZeroMQTransport:
         self._pool = BufferPool(self._settings.buffer_idle_s)
         self._addresses: dict[PeerId, Address] = {}
         self._connections: dict[PeerId, Connection] = {}
-        self._transfer_ids = itertools.count(secrets.randbits(56))
+        self._asking = Asking(
+            connections=self._connections,
+            layout=layout,
+            settings=self._settings,
+            counters=self.counters,
+            feedbacks=self._feedbacks,
+            allocate=self._allocate,
+            work=self._work,
+            strike=self.strike,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._reported: frozenset[PeerId] | None = None
         self._report_scheduled = False
@@ -287,22 +290,7 @@ class ZeroMQTransport:
             PeerRefused: The peer said no.
             RemoteProtocolError: The peer sent what doesn't hold.
         """
-        connection = self._connection(peer_id)
-        if have is not None and have.tensors.layout != self._layout:
-            raise LocalProtocolError("a model to build on has another layout than the transport")
-
-        async def fetch_it() -> ModelSnapshot | None:
-            await connection.ready()
-            pull = Pull(connection, self._settings, self._layout, have, self._allocate)
-            with self._striking(peer_id):
-                return await pull.run(self._work)
-
-        snapshot = await self._in_time(connection, fetch_it(), deadline_s)
-        if snapshot is None:
-            self.counters.models_unchanged += 1
-        else:
-            self.counters.models_fetched += 1
-        return snapshot
+        return await self._asking.fetch(peer_id, have, deadline_s)
 
     async def push(self, peer_id: PeerId, update: GradientUpdate, deadline_s: float) -> None:
         """Deliver a gradient to the peer on whose model it was made.
@@ -313,22 +301,7 @@ class ZeroMQTransport:
             PeerRefused: The peer said no.
             RemoteProtocolError: The peer sent what the protocol doesn't allow.
         """
-        connection = self._connection(peer_id)
-        if update.gradient.layout != self._layout.gradient:
-            raise LocalProtocolError("a pushed gradient has another layout than the transport")
-        transfer_id = next(self._transfer_ids)
-
-        async def push_it() -> None:
-            await connection.ready()
-            feedback = self._feedbacks.of(peer_id, connection.features)
-            effort = 0 if feedback is None else CODING * self._layout.gradient.size_bytes
-            parcel = await self._work(effort, lambda: pack(update, feedback))
-            push = Push(connection, self._settings, parcel, transfer_id)
-            with self._striking(peer_id):
-                await push.run(self._work)
-
-        await self._in_time(connection, push_it(), deadline_s)
-        self.counters.gradients_sent += 1
+        await self._asking.push(peer_id, update, deadline_s)
 
     async def ask_member(self, peer_id: PeerId, body: bytes, deadline_s: float) -> Buffer:
         """Tell a member, and return what it answers.
@@ -337,62 +310,11 @@ class ZeroMQTransport:
             PeerUnreachable: Nobody answered in time, or it takes no part in gossip.
             RemoteProtocolError: It refused, or the answer is no gossip.
         """
-        connection = self._connection(peer_id)
-        message = GossipRequest(request_id=connection.next_id())
-        try:
-            async with asyncio.timeout(deadline_s):
-                if connection.state is State.UNREACHABLE:
-                    connection.nudge()  # membership knows when it is worth a try
-                    await connection.back()
-                await connection.ready()
-                if GOSSIP not in connection.features:
-                    raise PeerUnreachable(f"{connection.address.name} takes no part in gossip")
-                answer, told = await connection.ask(message, body)
-        except TimeoutError:
-            raise PeerUnreachable(
-                f"{connection.address.name}: no answer within {deadline_s:g} s"
-            ) from None
-        if not isinstance(answer, GossipAnswer) or told is None:
-            raise RemoteProtocolError(
-                f"{connection.address.name}: an unexpected {type(answer).__name__}"
-            )
-        return told
+        return await self._asking.member(peer_id, body, deadline_s)
 
     def strike(self, peer_id: PeerId, fault: str) -> None:
         """Count what no honest peer does."""
         self._served.strike(peer_id, fault)
-
-    def _connection(self, peer_id: PeerId) -> Connection:
-        if not self._running or peer_id not in self._connections:
-            raise PeerUnreachable(f"{peer_id}: no address is known, or the transport is closed")
-        return self._connections[peer_id]
-
-    @contextmanager
-    def _striking(self, peer_id: PeerId) -> Iterator[None]:
-        """Count an answer that the protocol doesn't allow; to refuse is allowed."""
-        try:
-            yield
-        except RemoteProtocolError as error:
-            if not isinstance(error, PeerRefused):
-                self._served.strike(peer_id, str(error))
-            raise
-
-    async def _in_time(
-        self, connection: Connection, work: Coroutine[Any, Any, Result], deadline_s: float
-    ) -> Result:
-        began = self._loop.time()
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await work
-        except TimeoutError:
-            connection.suspect(began)
-            self.counters.requests_failed += 1
-            raise PeerUnreachable(
-                f"{connection.address.name}: not done within {deadline_s:g} s"
-            ) from None
-        except ProtocolError:
-            self.counters.requests_failed += 1
-            raise
 
     # What others ask
 

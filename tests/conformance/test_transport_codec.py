@@ -331,7 +331,7 @@ async def test_what_takes_long_is_done_in_the_worker_and_only_that(
     monkeypatch: pytest.MonkeyPatch, layout: Layout, thread: str
 ) -> None:
     done: dict[str, str] = {}
-    for place in ("outbox.publish", "pull.read", "zeromq.pack", "inbox.unpack"):
+    for place in ("outbox.publish", "pull.read", "asking.pack", "inbox.unpack"):
 
         def noted(*args: Any, work: Callable[..., Any], place: str) -> Any:
             done[place] = threading.current_thread().name
