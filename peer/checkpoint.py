@@ -21,9 +21,9 @@ import numpy.typing as npt
 import safetensors
 
 from peer.acquaintances import KeptModel
-from peer.core import PeerSnapshot
 from peer.exploration import ExplorerState
 from peer.memory import SavedMemory
+from peer.snapshot import PeerSnapshot
 from protocol.errors import CheckpointError
 from protocol.messages import ModelSnapshot, PeerId, Version
 from protocol.tensors import Array, Layout, Tensors

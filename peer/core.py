@@ -7,15 +7,14 @@ the same effects. Answers that carry another round number than the current one a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from enum import Enum, auto
-from typing import Any
 
 import numpy as np
 
 from peer import algorithm
-from peer.acquaintances import Acquaintances, KeptModel, best_collaborators
+from peer.acquaintances import Acquaintances, best_collaborators
 from peer.algorithm import AlgorithmSettings, Verdict
 from peer.arrivals import Arrivals
 from peer.events import (
@@ -49,39 +48,15 @@ from peer.events import (
     StopRequested,
     Train,
 )
-from peer.exploration import Candidates, Explorer, ExplorerState
+from peer.exploration import Candidates, Explorer
 from peer.learner import Batch
+from peer.snapshot import PeerSnapshot
 from protocol.errors import LocalProtocolError
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
 from protocol.tensors import Tensors
 
 MAX_CLUSTERED = 1024
 """Most models of others that are fetched to be clustered: they are in memory at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerSnapshot:
-    """All algorithmic state between two rounds: what a checkpoint saves.
-
-    Attributes:
-        round_number: The next round.
-        model: The own model; a restored peer publishes it under a larger incarnation.
-        loss_averages: L̂_ij.
-        measured_at: The round in which each peer was last measured.
-        kept: Models of others.
-        explorer: Whom to look at next.
-        rng_state: The sampling generator's state.
-        shown: What others are shown instead of the own model; None where that is what they see.
-    """
-
-    round_number: int
-    model: ModelSnapshot
-    loss_averages: Mapping[PeerId, float]
-    measured_at: Mapping[PeerId, int]
-    kept: Mapping[PeerId, KeptModel]
-    explorer: ExplorerState
-    rng_state: Mapping[str, Any]
-    shown: Tensors | None = None
 
 
 class _Phase(Enum):

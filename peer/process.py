@@ -22,7 +22,7 @@ from peer.assembly import new_learner, split_examples, without_holdout
 from peer.checkpoint import Checkpoint, load_newest, save_checkpoint
 from peer.collection import load_own
 from peer.config import PeerSettings, resolve
-from peer.core import PeerCore, PeerSnapshot
+from peer.core import PeerCore
 from peer.daemon import Daemon, RoundReport
 from peer.data import Dataset, Split
 from peer.evaluate import train_alone
@@ -41,6 +41,7 @@ from peer.record import (
 )
 from peer.remembering import Intake, Remembering
 from peer.result import mixture_of, peer_result
+from peer.snapshot import PeerSnapshot
 from peer.stopping import stop_signals
 from peer.streams import Streams
 from peer.torch_learner import TorchLearner

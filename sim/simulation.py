@@ -14,7 +14,7 @@ import xxhash
 
 from peer.assembly import new_learner, split_examples, without_holdout
 from peer.collection import Collection
-from peer.core import PeerCore, PeerSnapshot
+from peer.core import PeerCore
 from peer.daemon import RoundReport
 from peer.data import Split
 from peer.evaluate import train_alone
@@ -23,6 +23,7 @@ from peer.learner import Measurement
 from peer.memory import Memory
 from peer.result import mixture_of, peer_result
 from peer.schedule import Schedule
+from peer.snapshot import PeerSnapshot
 from peer.streams import Streams
 from peer.torch_learner import TorchLearner
 from peer.validation import Validation

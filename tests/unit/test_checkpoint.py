@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 from peer.acquaintances import KeptModel
 from peer.checkpoint import Checkpoint, load_checkpoint, load_newest, save_checkpoint
-from peer.core import PeerSnapshot
 from peer.exploration import ExplorerState
+from peer.snapshot import PeerSnapshot
 from protocol.errors import CheckpointError
 from protocol.messages import ModelSnapshot, Version
 from protocol.tensors import Layout, Tensors, TensorSpec
