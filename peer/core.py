@@ -298,15 +298,7 @@ class PeerCore:
         weights.pop(self._peer_id, None)
         stale = self._round_number - self._settings.refresh_after
         if self._is_final:
-            useful = self._settings.min_gradient_weight
-            self._sampled = tuple(
-                peer_id
-                for peer_id in algorithm.best_neighbors(
-                    self._neighbors.ordered, weights, self._settings.num_neighbors, self._rng
-                )
-                if weights.get(peer_id, 0.0) >= useful
-            )
-            wanted = set(self._sampled)
+            choice = self._explorer.settle(self._neighbors, weights)
         else:
             choice = self._explorer.choose(
                 self._neighbors,
@@ -315,8 +307,8 @@ class PeerCore:
                 self._known.measured_since(stale),
                 self._known.loss_averages.keys(),
             )
-            self._sampled = choice.sampled
-            wanted = {*choice.sampled, *choice.probed}
+        self._sampled = choice.sampled
+        wanted = {*choice.sampled, *choice.probed}
         if self._settings.exchange == "gradients":
             wanted.update(self._neighbors.members.intersection(self._known.outdated(stale)))
         return wanted

@@ -142,6 +142,12 @@ class Explorer:
         self._turn(complete=complete)
         return Choice(sampled, frozenset(probed.difference(sampled)))
 
+    def settle(self, candidates: Candidates, weights: Mapping[PeerId, float]) -> Choice:
+        """Choose the best neighbors that gradients may go to, and look at nobody else any more."""
+        least, count = self._settings.min_gradient_weight, self._settings.num_neighbors
+        best = best_neighbors(candidates.ordered, weights, count, self._rng)
+        return Choice(tuple(each for each in best if weights.get(each, 0.0) >= least), frozenset())
+
     def snapshot(self) -> ExplorerState:
         """Return a copy of what is remembered."""
         state = self._state
