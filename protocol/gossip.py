@@ -15,7 +15,7 @@ import msgspec
 
 from protocol.codec import Buffer
 from protocol.errors import RemoteProtocolError
-from protocol.messages import PeerId
+from protocol.messages import Id, PeerId
 from protocol.transport.interface import Address
 
 Payload = TypeVar("Payload")
@@ -28,7 +28,6 @@ MAX_EXCHANGED = 1_000
 
 MAX_INCARNATION = 2**60
 
-Id = Annotated[PeerId, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Place = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,32}$")]
 Accuser = Annotated[PeerId, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 

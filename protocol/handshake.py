@@ -8,6 +8,7 @@ from protocol.codec import MAX_CHUNK_BYTES, MAX_LAYOUT_BYTES
 from protocol.errors import PeerRefused, RemoteProtocolError
 from protocol.lowbit import CODECS
 from protocol.messages import (
+    GROUPS,
     PROTOCOL_MIN,
     PROTOCOL_VERSION,
     SIZES,
@@ -22,7 +23,7 @@ from protocol.tensors import Layout
 RETRY_MISFIT_S = 30.0
 _MAX_TEXT = 512
 
-FEATURES = tuple(sorted([*CODECS, SIZES]))
+FEATURES = tuple(sorted([*CODECS, GROUPS, SIZES]))
 """What every peer of ours can do beyond the protocol's version."""
 
 
@@ -38,7 +39,7 @@ class Credentials:
         layout: Of the models that we exchange.
         task: What the models are for, with its label map; part of the layout's fingerprint.
         features: What we can do beyond the protocol's version: the codecs that we can read, whether
-            or not we code what we send, and what offers may say of a model.
+            or not we code what we send, what offers may say of a model, and what we answer.
     """
 
     federation_id: str

@@ -26,13 +26,14 @@ MAX_FRIENDS = 8
 SIZES = "sizes-1"
 """The feature of a handshake by which a peer says that it reads `ModelOffer.num_examples`."""
 
+GROUPS = "groups-1"
+"""The feature of a handshake by which a peer says that it answers `GroupsRequest`."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
-Friends = Annotated[
-    tuple[Annotated[PeerId, msgspec.Meta(pattern="^[0-9a-f]{32}$")], ...],
-    msgspec.Meta(max_length=MAX_FRIENDS),
-]
+Id = Annotated[PeerId, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Friends = Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_FRIENDS)]
 Features = Annotated[list[Annotated[str, msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=32)]
 
 
@@ -277,6 +278,17 @@ class GossipAnswer(_Message, frozen=True, kw_only=True):
     """Answers `GossipRequest`: the body is a `protocol.gossip.Answer` in JSON."""
 
 
+class GroupsRequest(_Message, frozen=True, kw_only=True):
+    """Asks who belongs together; whoever announces `GROUPS` answers."""
+
+
+class GroupsAnswer(_Message, frozen=True, kw_only=True):
+    """Answers `GroupsRequest`: the body is a `protocol.groups.Groups` in JSON.
+
+    It is empty while the peer doesn't know yet.
+    """
+
+
 Message = (
     Hello
     | Welcome
@@ -297,6 +309,8 @@ Message = (
     | StatusReport
     | GossipRequest
     | GossipAnswer
+    | GroupsRequest
+    | GroupsAnswer
 )
 
 MESSAGES: tuple[type[Message], ...] = (
@@ -319,6 +333,8 @@ MESSAGES: tuple[type[Message], ...] = (
     StatusReport,
     GossipRequest,
     GossipAnswer,
+    GroupsRequest,
+    GroupsAnswer,
 )
 """The kind byte of a message is the position of its type here, from 1; append only."""
 
@@ -332,5 +348,6 @@ WITH_BODY: frozenset[type[Message]] = frozenset(
         StatusReport,
         GossipRequest,
         GossipAnswer,
+        GroupsAnswer,
     )
 )

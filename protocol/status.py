@@ -10,12 +10,11 @@ import msgspec
 
 from protocol.codec import MAX_CHUNK_BYTES, Buffer
 from protocol.errors import RemoteProtocolError
-from protocol.messages import Count, PeerId, Text
+from protocol.messages import Count, Id, PeerId, Text
 
 MAX_LISTED = 2_000
 """Most members, weights and refused keys that are told; a long line each, they fit one message."""
 
-Id = Annotated[PeerId, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 

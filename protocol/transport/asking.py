@@ -22,9 +22,21 @@ from protocol.errors import (
 )
 from protocol.gossip import GOSSIP
 from protocol.gradients import Feedbacks, pack
-from protocol.messages import GossipAnswer, GossipRequest, GradientUpdate, ModelSnapshot, PeerId
+from protocol.groups import Groups, decode_groups
+from protocol.messages import (
+    GROUPS,
+    GossipAnswer,
+    GossipRequest,
+    GradientUpdate,
+    GroupsAnswer,
+    GroupsRequest,
+    ModelSnapshot,
+    PeerId,
+    Refusal,
+)
 from protocol.tensors import Layout
 from protocol.transport.connection import Connection, State
+from protocol.transport.dial import refused
 from protocol.transport.interface import Counters
 from protocol.transport.pull import Pull
 from protocol.transport.push import Push
@@ -109,6 +121,28 @@ class Asking:
 
         await self._in_time(connection, push_it(), deadline_s)
         self._counters.gradients_sent += 1
+
+    async def groups(self, peer_id: PeerId, deadline_s: float) -> Groups | None:
+        """Ask a peer who belongs together, or None when it doesn't know yet; see `Transport`."""
+        connection = self._connection(peer_id)
+        name = connection.address.name
+
+        async def ask_it() -> Groups | None:
+            await connection.ready()
+            if GROUPS not in connection.features:
+                raise PeerUnreachable(f"{name} answers nobody who belongs together")
+            message = GroupsRequest(request_id=connection.next_id())
+            answer, told = await connection.ask(message, None)
+            with self._striking(peer_id):
+                match answer:
+                    case GroupsAnswer() if told is not None:
+                        return decode_groups(told) if len(told) else None
+                    case Refusal():
+                        raise refused(name, answer)
+                    case _:
+                        raise RemoteProtocolError(f"{name}: an unexpected {type(answer).__name__}")
+
+        return await self._in_time(connection, ask_it(), deadline_s)
 
     async def member(self, peer_id: PeerId, body: bytes, deadline_s: float) -> Buffer:
         """Tell a member, and return what it answers.

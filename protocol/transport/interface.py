@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.codec import Buffer
+from protocol.groups import Groups
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId
 
 
@@ -113,8 +114,9 @@ class Transport(Protocol):
         2. `push` returns once the receiver has verified the gradient; it was delivered once, as it
            is or as our codec makes it. What the codec rounds off is added to the next gradient for
            that receiver, unless it became unreachable meanwhile.
-        3. Both end within `deadline_s`, whatever the other side does, with a result or with
-           `PeerUnreachable`, `PeerRefused` or another `RemoteProtocolError`. Cancelling is safe.
+        3. `fetch`, `push` and `ask_groups` end within `deadline_s`, whatever the other side does,
+           with a result or with `PeerUnreachable`, `PeerRefused` or another `RemoteProtocolError`.
+           Cancelling is safe.
         4. A peer never heard of since `set_neighbors` counts as reachable until a request to it
            fails; an unreachable one is tried again, with growing pauses, until it answers.
         5. `publish` takes effect for the next request; transfers that began go on with the model
@@ -149,6 +151,15 @@ class Transport(Protocol):
 
     async def push(self, peer_id: PeerId, update: GradientUpdate, deadline_s: float) -> None:
         """Deliver a gradient to the peer on whose model it was made; it must never change."""
+
+    def publish_groups(self, groups: Groups) -> None:
+        """Tell these groups from now on to whoever is allowed to ask."""
+
+    async def ask_groups(self, peer_id: PeerId, deadline_s: float) -> Groups | None:
+        """Ask a peer who belongs together, or None when it doesn't know yet.
+
+        Only the form is checked, not that it is true.
+        """
 
     async def close(self) -> None:
         """Say goodbye, end every transfer and close every socket."""

@@ -20,6 +20,7 @@ from protocol.errors import (
     RemoteProtocolError,
 )
 from protocol.gradients import Feedbacks, Parcel, pack, unpack
+from protocol.groups import Groups, decode_groups, encode_groups
 from protocol.lowbit import CODECS, Bits
 from protocol.messages import Encoding, GradientUpdate, ModelSnapshot, PeerId, RefusalCode
 from protocol.tensors import Layout, Tensors, allocate
@@ -100,6 +101,7 @@ class MemoryTransport:
         self.layout = layout
         self.task = task
         self.edition: Edition | None = None
+        self.groups = b""
         self._bits: Bits | None = bits
         self._published: ModelSnapshot | None = None
         self._feedbacks = Feedbacks(layout.gradient, bits, _MAX_FEEDBACK_BYTES)
@@ -204,6 +206,32 @@ class MemoryTransport:
 
         await self._in_time(peer_id, deliver(), deadline_s)
         self.counters.gradients_sent += 1
+
+    def publish_groups(self, groups: Groups) -> None:
+        """Tell these groups from now on to whoever asks."""
+        self.groups = encode_groups(groups)
+
+    async def ask_groups(self, peer_id: PeerId, deadline_s: float) -> Groups | None:
+        """Ask a peer who belongs together, or None when it doesn't know yet.
+
+        Raises:
+            PeerUnreachable: Nobody answered in time.
+            RemoteProtocolError: The peer refused, or sent what can't be such an answer.
+        """
+
+        async def ask() -> Groups | None:
+            peer = self._reach(peer_id)
+            await self._travel()
+            body = peer.groups
+            peer.counters.bytes_sent += len(body)
+            self.counters.bytes_received += len(body)
+            try:
+                return decode_groups(body) if body else None
+            except RemoteProtocolError:
+                self.counters.malformed += 1
+                raise
+
+        return await self._in_time(peer_id, ask(), deadline_s)
 
     def _read(self, answer: Answer, have: ModelSnapshot | None) -> Tensors:
         version = None if have is None else have.version

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from protocol import handshake
 from protocol.codec import Buffer
 from protocol.errors import PeerRefused, RemoteProtocolError
+from protocol.groups import Groups, encode_groups
 from protocol.handshake import Credentials
 from protocol.lowbit import Bits
 from protocol.messages import (
@@ -22,6 +23,8 @@ from protocol.messages import (
     GradientChunk,
     GradientOffer,
     GradientUpdate,
+    GroupsAnswer,
+    GroupsRequest,
     Hello,
     LayoutExchange,
     Leave,
@@ -107,6 +110,7 @@ class Served:
         self._visitors = visitors
         self._now = now
         self._sessions: dict[PeerId, Session] = {}
+        self._groups = b""
         self._outbox = Outbox(
             bits=bits,
             size_bytes=credentials.layout.size_bytes,
@@ -127,6 +131,10 @@ class Served:
     def publish(self, snapshot: ModelSnapshot) -> None:
         """Serve this model from now on; pulls that have begun go on with theirs."""
         self._outbox.publish(snapshot)
+
+    def publish_groups(self, groups: Groups) -> None:
+        """Tell of these groups from now on."""
+        self._groups = encode_groups(groups)
 
     @property
     def public(self) -> ModelSnapshot | None:
@@ -166,6 +174,8 @@ class Served:
                 self._inbox.on_offer(sender, message, body or b"", reply)
             case GradientChunk():
                 self._inbox.on_chunk(sender, message, body or b"", reply)
+            case GroupsRequest():
+                reply(GroupsAnswer(request_id=message.request_id), self._groups)
             case GossipRequest():
                 try:
                     self._visitors.gossiped(sender, message, body or b"", reply)

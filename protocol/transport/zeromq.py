@@ -23,6 +23,7 @@ from protocol.errors import (
 )
 from protocol.gossip import GOSSIP
 from protocol.gradients import Feedbacks
+from protocol.groups import Groups
 from protocol.handshake import FEATURES, Credentials
 from protocol.identity import AllowList, KeyPair, peer_id_of
 from protocol.lowbit import Bits
@@ -157,6 +158,7 @@ class ZeroMQTransport:
         self._refused_at: dict[str, float] = {}
         self._running = False
         self._snapshot: ModelSnapshot | None = None
+        self._groups: Groups | None = None
 
     # The life of the transport
 
@@ -197,6 +199,8 @@ class ZeroMQTransport:
         self._sweeping = self._loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
         if self._snapshot is not None:
             self._served.publish(self._snapshot)
+        if self._groups is not None:
+            self._served.publish_groups(self._groups)
         self.set_neighbors(self._addresses)
         return endpoint
 
@@ -302,6 +306,22 @@ class ZeroMQTransport:
             RemoteProtocolError: The peer sent what the protocol doesn't allow.
         """
         await self._asking.push(peer_id, update, deadline_s)
+
+    def publish_groups(self, groups: Groups) -> None:
+        """Tell these groups from now on to whoever is allowed to ask."""
+        if self._running:
+            self._served.publish_groups(groups)
+        self._groups = groups
+
+    async def ask_groups(self, peer_id: PeerId, deadline_s: float) -> Groups | None:
+        """Ask a peer who belongs together, or None when it doesn't know yet.
+
+        Raises:
+            PeerUnreachable: Nobody answered in time, or the peer answers no such question.
+            PeerRefused: The peer said no.
+            RemoteProtocolError: The peer sent what can't be such an answer.
+        """
+        return await self._asking.groups(peer_id, deadline_s)
 
     async def ask_member(self, peer_id: PeerId, body: bytes, deadline_s: float) -> Buffer:
         """Tell a member, and return what it answers.

@@ -21,6 +21,8 @@ from protocol.messages import (
     GradientChunk,
     GradientOffer,
     GradientProgress,
+    GroupsAnswer,
+    GroupsRequest,
     Hello,
     LayoutExchange,
     Leave,
@@ -101,6 +103,8 @@ EXAMPLES: list[tuple[Message, bytes | None]] = [
     (StatusReport(request_id=10), b"{}"),
     (GossipRequest(request_id=11), b"{}"),
     (GossipAnswer(request_id=11), b"{}"),
+    (GroupsRequest(request_id=12), None),
+    (GroupsAnswer(request_id=12), b"{}"),
     (
         ModelOffer(
             request_id=4,
@@ -218,6 +222,8 @@ GOLDEN = {
     "StatusReport": ("434f0111 81aa726571756573745f69640a 7b7d"),
     "GossipRequest": ("434f0112 81aa726571756573745f69640b 7b7d"),
     "GossipAnswer": ("434f0113 81aa726571756573745f69640b 7b7d"),
+    "GroupsRequest": ("434f0114 81aa726571756573745f69640c"),
+    "GroupsAnswer": ("434f0115 81aa726571756573745f69640c 7b7d"),
     "ModelOffer codec-4": (
         "434f0107 88aa726571756573745f696404a776657273696f6e9207cd012caa73697a655f6279746573"
         "cd2328a6646967657374b030313233343536373839616263646566a7667269656e647390a8656e636f6"

@@ -33,6 +33,7 @@ from protocol.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
+from protocol.groups import Groups
 from protocol.messages import ModelSnapshot, PeerId, RefusalCode, Version
 from protocol.tensors import Layout, Tensors
 
@@ -130,6 +131,45 @@ async def test_a_pushed_gradient_is_delivered_once_with_its_true_sender(
     assert (arrived.weight, arrived.num_examples) == (update.weight, update.num_examples)
     assert arrived.gradient == as_delivered(update, swarm.bits)
     assert arrived.gradient.buffer is not update.gradient.buffer
+
+
+async def test_groups_are_told_to_who_asks_and_until_they_are_known_the_answer_is_not_yet(
+    swarm: Swarm,
+) -> None:
+    one, two = await swarm.add(SMALL), await swarm.add(SMALL)
+    introduce(one, two)
+    assert await one.transport.ask_groups(two.peer_id, DEADLINE_S) is None
+    for labels in ({one.peer_id: 1, two.peer_id: 0}, {one.peer_id: 0, two.peer_id: 0}):
+        two.transport.publish_groups(groups := Groups.of(labels))
+        assert await one.transport.ask_groups(two.peer_id, DEADLINE_S) == groups
+    assert one.transport.counters.requests_failed == 0
+    assert not two.listener.asked  # it is no model that was asked for
+
+
+async def test_groups_with_another_digest_than_they_say_never_reach_the_owner(
+    swarm: Swarm,
+) -> None:
+    one, two = await swarm.add(SMALL), await swarm.add(SMALL)
+    introduce(one, two)
+    two.transport.publish_groups(Groups({one.peer_id: 0, two.peer_id: 0}, "0" * 16))
+    with pytest.raises(RemoteProtocolError, match="has the digest"):
+        await one.transport.ask_groups(two.peer_id, DEADLINE_S)
+    assert one.transport.counters.malformed == 1
+
+
+async def test_who_is_asked_for_groups_and_dies_or_is_not_there_fails_at_once(
+    swarm: Swarm,
+) -> None:
+    one, two = await swarm.add(SMALL), await swarm.add(SMALL)
+    with pytest.raises(PeerUnreachable):
+        await one.transport.ask_groups(two.peer_id, DEADLINE_S)
+    introduce(one, two)
+    await one.transport.ask_groups(two.peer_id, DEADLINE_S)
+    await swarm.kill(two)
+    began = time.monotonic()
+    with pytest.raises(PeerUnreachable):
+        await one.transport.ask_groups(two.peer_id, DEADLINE_S)
+    assert time.monotonic() - began < DEADLINE_S / 2
 
 
 async def test_numbers_that_are_not_finite_never_reach_the_owner(swarm: Swarm) -> None:
@@ -337,6 +377,8 @@ async def test_a_deadline_of_nearly_nothing_is_kept(swarm: Swarm) -> None:
     two.transport.publish(snapshot(LARGE))
     with pytest.raises(PeerUnreachable):
         await one.transport.fetch(two.peer_id, None, 1e-6)
+    with pytest.raises(PeerUnreachable):
+        await one.transport.ask_groups(two.peer_id, 1e-6)
 
 
 async def test_requests_that_the_network_loses_end_at_their_deadline() -> None:

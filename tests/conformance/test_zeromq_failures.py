@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import multiprocessing
 import socket
@@ -29,8 +30,10 @@ from helpers_transport import (
 )
 
 from protocol.errors import BindError, ConfigError, PeerRefused, PeerUnreachable
+from protocol.handshake import FEATURES
 from protocol.identity import KeyPair, generate_key_pair
 from protocol.lowbit import Bits
+from protocol.messages import GROUPS
 from protocol.tensors import Layout
 from protocol.transport.dial import Attempt, Reached
 from protocol.transport.interface import Address
@@ -56,6 +59,21 @@ async def make_swarm() -> AsyncIterator[MakeSwarm]:
 @pytest.fixture
 def swarm(make_swarm: MakeSwarm) -> ZeroMQSwarm:
     return make_swarm()
+
+
+async def test_who_answers_nobody_who_belongs_together_is_not_asked(swarm: ZeroMQSwarm) -> None:
+    new, old = await swarm.add(SMALL), await swarm.add(SMALL)
+    await swarm.kill(old)  # and start it as it was before anybody could be asked
+    old.transport = swarm.build(old.name, old.key_pair, SMALL, old.listener, old.address.endpoint)
+    known = tuple(feature for feature in FEATURES if feature != GROUPS)
+    old.transport._describe = functools.partial(old.transport._describe, features=known)
+    await old.transport.start()
+    introduce(new, old)
+    for one, other in ((new, old), (old, new)):
+        with pytest.raises(PeerUnreachable, match="answers nobody who belongs together"):
+            await one.transport.ask_groups(other.peer_id, DEADLINE_S)
+    old.transport.publish(snapshot(SMALL))
+    assert await new.transport.fetch(old.peer_id, None, DEADLINE_S) is not None
 
 
 class Proxy:
