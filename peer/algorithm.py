@@ -95,6 +95,10 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     and `gradient` are told it by `num_clusters`, or find it by silhouette."""
     num_clusters: Natural = 0
     """See `clustering`; 0 is not to tell it."""
+    clustered_by: Literal["all", "one"] = "all"
+    """Who clusters: `all` fetch everybody's model, and nobody depends on anybody; or only `one`
+    does, the first in reach by peer id, and tells the others, who fetch no more than the models of
+    their own cluster. That saves most of the traffic where peers are many and clusters small."""
     exchange: Literal["gradients", "average"] = "gradients"
     """What collaboration is: gradients for the sampled neighbors' models and a mixture of models to
     predict with; or averaging the fetched models into the own one, the only one that predicts,

@@ -25,6 +25,7 @@ from peer.exploration import ExplorerState
 from peer.memory import SavedMemory
 from peer.snapshot import PeerSnapshot
 from protocol.errors import CheckpointError
+from protocol.groups import Groups
 from protocol.messages import ModelSnapshot, PeerId, Version
 from protocol.tensors import Array, Layout, Tensors
 
@@ -92,6 +93,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
         "explorer": msgspec.to_builtins(core.explorer, order="sorted"),
         "rng_state": core.rng_state,
         "shows_other": core.shown is not None,
+        "groups": None if core.groups is None else core.groups.labels,
         "totals": dict(checkpoint.totals),
     }
     if (memory := checkpoint.memory) is not None:
@@ -190,6 +192,7 @@ def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) 
         explorer=msgspec.convert(metadata["explorer"], ExplorerState),
         rng_state=metadata["rng_state"],
         shown=_tensors("shown", entries, layout) if metadata.get("shows_other") else None,
+        groups=Groups.of(metadata["groups"]) if metadata.get("groups") else None,
     )
     prefix = "optimizer/"
     optimizer = {

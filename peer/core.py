@@ -7,6 +7,7 @@ the same effects. Answers that carry another round number than the current one a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -19,6 +20,8 @@ from peer.algorithm import AlgorithmSettings, Verdict
 from peer.arrivals import Arrivals
 from peer.events import (
     Adopt,
+    AskFailed,
+    AskGroups,
     Cluster,
     Clustered,
     Differentiate,
@@ -30,6 +33,7 @@ from peer.events import (
     FetchFailed,
     Finished,
     GradientArrived,
+    GroupsTold,
     Measure,
     Measured,
     ModelAsked,
@@ -37,6 +41,7 @@ from peer.events import (
     ModelUnchanged,
     NeighborsChanged,
     Publish,
+    PublishGroups,
     ReadyToClose,
     RoundClosed,
     RoundFinished,
@@ -49,14 +54,12 @@ from peer.events import (
     Train,
 )
 from peer.exploration import Candidates, Explorer
+from peer.gathering import Gathering, bounded_sizes
 from peer.learner import Batch
 from peer.snapshot import PeerSnapshot
 from protocol.errors import LocalProtocolError
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
 from protocol.tensors import Tensors
-
-MAX_CLUSTERED = 1024
-"""Most models of others that are fetched to be clustered: they are in memory at once."""
 
 
 class _Phase(Enum):
@@ -131,8 +134,9 @@ class PeerCore:
         self._at_hand: set[PeerId] = set()
         self._own_gradient: Tensors | None = None
         self._arrivals = Arrivals(settings.staleness)
-        self._verdicts: dict[Verdict, int] = {}
-        self._clustered: Clustered | None = None
+        self._verdicts: Counter[Verdict] = Counter()
+        self._gathering = Gathering(peer_id, settings, restored.groups if restored else None)
+        self._sizes: dict[PeerId, int] | None = None  # n_i of the cluster that the round goes by
         self._boundary = self._snapshot()
 
     @property
@@ -183,8 +187,10 @@ class PeerCore:
                 return self._after_e_step()
             case Measured(peer_id, _, loss):
                 return self._take_loss(peer_id, loss)
+            case GroupsTold() | AskFailed():
+                return self._take_answer(event)
             case Clustered():
-                return self._take_cluster(event)
+                return self._take_clustered(event)
             case Differentiated():
                 return self._take_gradient(event)
             case RoundClosed():
@@ -233,7 +239,8 @@ class PeerCore:
             shown = (
                 self._model if self._shown is None else replace(self._model, tensors=self._shown)
             )
-            return [Publish(shown), *self._begin_round()]
+            # Who clustered nobody says so, too: else others would wait for it in vain.
+            return [Publish(shown), PublishGroups(self._gathering.groups), *self._begin_round()]
         if not self._is_gathering:  # which is a survey, too
             self._explorer.begin_survey(self._neighbors)
         steps = self._settings.first_steps
@@ -249,23 +256,31 @@ class PeerCore:
             self._phase = _Phase.IDLE
             return [Finished()]
         self._phase = _Phase.E_STEP
-        self._verdicts = {}
+        self._verdicts = Counter()
         self._own_gradient = None
         self._losses = {}
         self._at_hand = set()
         self._differentiating = set()
-        self._awaited = self._choose_neighbors()
-        effects: list[Effect] = []
-        for peer_id in sorted(self._awaited):
-            kept = self._known.kept.get(peer_id)
-            have = kept.snapshot if kept else None
-            effects.append(Fetch(peer_id, self._round_number, have, self._is_gathering))
+        self._awaited = set()
+        effects = self._fetch(self._choose_neighbors())
         if not self._is_final:
             self._awaited.add(self._peer_id)
             effects.append(Measure(self._peer_id, self._round_number, self._model.tensors))
         if self._settings.anchor and self._settings.exchange == "gradients":
             effects.append(self._differentiate(self._peer_id))
         return [*effects, *self._after_e_step()]
+
+    def _fetch(self, wanted: Collection[PeerId]) -> list[Effect]:
+        """Ask for models, and who belongs together, where that is whom to ask."""
+        self._awaited.update(wanted)
+        effects: list[Effect] = []
+        for peer_id in sorted(wanted):
+            kept = self._known.kept.get(peer_id)
+            have = kept.snapshot if kept else None
+            effects.append(Fetch(peer_id, self._round_number, have, self._is_gathering))
+        if self._gathering.asked is not None:
+            effects.append(AskGroups(self._gathering.asked, self._round_number))
+        return effects
 
     @property
     def _is_final(self) -> bool:
@@ -276,7 +291,7 @@ class PeerCore:
 
     @property
     def _is_gathering(self) -> bool:
-        """Whether this is the round in which everybody's model is fetched, to cluster them."""
+        """Whether this is the round in which a newcomer learns its cluster."""
         return self._newcomer and self._round_number == 0 and self._settings.warm_start == "odcl"
 
     @property
@@ -291,9 +306,7 @@ class PeerCore:
             return set()  # M = 0 is learning alone
         if self._is_gathering:
             self._sampled = ()
-            return set(
-                algorithm.uniform_neighbors(self._neighbors.ordered, MAX_CLUSTERED, self._rng)
-            )
+            return self._gathering.begin(self._neighbors, self._rng)
         weights = self.training_weights()
         weights.pop(self._peer_id, None)
         stale = self._round_number - self._settings.refresh_after
@@ -347,32 +360,49 @@ class PeerCore:
 
     def _after_e_step(self) -> list[Effect]:
         """Do the E-step once every model of the round is there, or given up."""
-        if self._phase is not _Phase.E_STEP or self._awaited:
+        if self._phase is not _Phase.E_STEP or self._awaited or self._gathering.asked is not None:
             return []
         if self._is_gathering:
             return self._cluster()
         return self._close_e_step()
 
+    def _take_answer(self, event: GroupsTold | AskFailed) -> list[Effect]:
+        """Fetch the models of the own cluster, or go on looking for it."""
+        if self._phase is not _Phase.E_STEP or event.peer_id != self._gathering.asked:
+            return []
+        if isinstance(event, GroupsTold):
+            wanted = self._gathering.told(event.groups, self._neighbors, self._rng)
+        else:
+            wanted = self._gathering.begin(self._neighbors, self._rng)
+        return [*self._fetch(wanted), *self._after_e_step()]
+
     def _cluster(self) -> list[Effect]:
-        """Ask who belongs together, if anybody is there to belong to."""
-        self._phase = _Phase.CLUSTERING
+        """Go by what was told, or find out who belongs together, if anybody is there."""
         how, number = self._settings, self._round_number
         others = sorted(self._at_hand - {self._peer_id})
-        if not others:
-            return self._take_cluster(Clustered(number, {self._peer_id: 1}, "", ""))
-        models = {peer_id: self._known.kept[peer_id].snapshot for peer_id in others}
-        models[self._peer_id] = self._model
+        if not others and (wanted := self._gathering.none_came(self._neighbors, self._rng)):
+            return self._fetch(wanted)
+        if not others or self._gathering.clustered_by is not None:
+            return self._join_cluster()
+        self._phase = _Phase.CLUSTERING
+        models = {peer_id: self._tensors_of(peer_id) for peer_id in (*others, self._peer_id)}
         return [Cluster(number, models, self._initial, how.clustering, how.num_clusters)]
 
-    def _take_cluster(self, found: Clustered) -> list[Effect]:
+    def _take_clustered(self, found: Clustered) -> list[Effect]:
+        if self._phase is not _Phase.CLUSTERING:
+            return []
+        self._gathering.know(found.groups, self._peer_id)
+        return self._join_cluster()
+
+    def _join_cluster(self) -> list[Effect]:
         """Take those of the own cluster for as good as the own model, as long as nobody measured.
 
         Strangers stay unmeasured, so that those whom the clustering missed can still be found.
         """
-        if self._phase is not _Phase.CLUSTERING:
-            return []
-        self._clustered = found
-        members = tuple(peer_id for peer_id in found.sizes if peer_id != self._peer_id)
+        groups = self._gathering.groups
+        members = tuple(each for each in groups.others_of(self._peer_id) if each in self._at_hand)
+        claimed = {each: self._known.kept[each].snapshot.num_examples for each in members}
+        self._sizes = bounded_sizes({**claimed, self._peer_id: self._model.num_examples})
         own = self._losses.setdefault(self._peer_id, 0.0)
         self._losses |= dict.fromkeys(members, own)
         if self._settings.exchange == "average":
@@ -380,7 +410,7 @@ class PeerCore:
         else:
             number = self._settings.num_neighbors
             self._sampled = algorithm.uniform_neighbors(members, number, self._rng)
-        return self._close_e_step()
+        return [PublishGroups(groups), *self._close_e_step()]
 
     def _close_e_step(self) -> list[Effect]:
         """Turn the round's losses into weights, and go on."""
@@ -468,7 +498,8 @@ class PeerCore:
 
     def _change_neighbors(self, neighbors: frozenset[PeerId]) -> list[Effect]:
         """A departed peer's gradient no longer counts; its losses and model stay as they are."""
-        self._count(Verdict.DEPARTED, self._arrivals.depart(self._neighbors.members - neighbors))
+        departed = self._arrivals.depart(self._neighbors.members - neighbors)
+        self._verdicts[Verdict.DEPARTED] += departed
         self._neighbors = Candidates(neighbors - {self._peer_id})
         return []
 
@@ -483,8 +514,7 @@ class PeerCore:
         own_weight = 1.0 if self._settings.anchor else self._weights.get(self._peer_id, 0.0)
         fresh, refused = self._arrivals.take(self._model.version, own if defended else None)
         total, verdicts = algorithm.combine_gradients(own, own_weight, fresh, defended=defended)
-        for verdict in (*refused, *verdicts.values()):
-            self._count(verdict)
+        self._verdicts.update((*refused, *verdicts.values()))
         if total is None:
             return self._finish_round()
         self._phase = _Phase.STEPPING
@@ -503,7 +533,7 @@ class PeerCore:
             for peer_id in (*self._sampled, self._peer_id)
             if peer_id in self._weights and (peer_id in self._at_hand or peer_id == self._peer_id)
         }
-        least = 0.0 if self._clustered else self._settings.min_gradient_weight
+        least = 0.0 if self._sizes else self._settings.min_gradient_weight
         used = algorithm.prune_weights(weights, least)
         models = {peer_id: self._tensors_of(peer_id) for peer_id in used}
         return algorithm.average_models(used, models) if used else self._model.tensors
@@ -527,6 +557,7 @@ class PeerCore:
     def _finish_round(self) -> list[Effect]:
         collaborating = self.collaboration_weights()
         self._known.keep_only(collaborating)
+        clustered_by = self._gathering.clustered_by if self._sizes else None
         finished = RoundFinished(
             self._round_number,
             dict(sorted(self._known.loss_averages.items())),
@@ -534,10 +565,11 @@ class PeerCore:
             collaborating,
             self.prediction_weights(),
             self._sampled,
-            dict(self._verdicts),
-            self._clustered.digest if self._clustered else "",
+            dict(+self._verdicts),
+            self._gathering.groups.digest if clustered_by else "",
+            clustered_by,
         )
-        self._clustered = None
+        self._sizes = None
         self._round_number += 1
         return [finished, *self._begin_round()]
 
@@ -551,17 +583,14 @@ class PeerCore:
             explorer=self._explorer.snapshot(),
             rng_state=self._rng.bit_generator.state,
             shown=self._shown,
+            groups=self._gathering.groups,
         )
 
     def _weights_over(self, others: Collection[PeerId]) -> dict[PeerId, float]:
-        sizes = self._clustered.sizes if self._clustered and self._settings.tells_sizes else None
+        sizes = self._sizes if self._settings.tells_sizes else None
         return self._known.weights(self._peer_id, others, self._settings.temperature, sizes)
 
     def _tensors_of(self, peer_id: PeerId) -> Tensors:
         if peer_id == self._peer_id:
             return self._model.tensors
         return self._known.tensors_of(peer_id)
-
-    def _count(self, verdict: Verdict, times: int = 1) -> None:
-        if times:
-            self._verdicts[verdict] = self._verdicts.get(verdict, 0) + times

@@ -19,6 +19,8 @@ from peer.core import PeerCore
 from peer.data import Split
 from peer.events import (
     Adopt,
+    AskFailed,
+    AskGroups,
     Cluster,
     Clustered,
     Differentiate,
@@ -29,12 +31,14 @@ from peer.events import (
     FetchFailed,
     Finished,
     GradientArrived,
+    GroupsTold,
     Measure,
     ModelAsked,
     ModelFetched,
     ModelUnchanged,
     NeighborsChanged,
     Publish,
+    PublishGroups,
     ReadyToClose,
     RoundClosed,
     RoundFinished,
@@ -45,6 +49,7 @@ from peer.events import (
     StopRequested,
     Train,
 )
+from peer.gathering import ASK_DEADLINES
 from peer.learner import Learner
 from peer.pace import Pace
 from peer.record import PHASES, WORK
@@ -60,7 +65,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AGAIN_S = 0.1
-"""How soon a patient fetch asks again, in seconds."""
+"""How soon who isn't ready yet is asked again, in seconds."""
+
+MOST_AGAIN_S = 2.0
+"""How long the pause may grow before a peer is asked again who belongs together, in seconds: very
+many may be asking it."""
 
 _PHASE_OF: Mapping[type[Job], str] = {
     Measure: "measure",
@@ -237,6 +246,10 @@ class Daemon:
             case Publish(snapshot):
                 self._transport.publish(snapshot)
                 self._pace.begin(self._core.round_number)
+            case PublishGroups(groups):
+                self._transport.publish_groups(groups)
+            case AskGroups():
+                self._spawn(self._ask(effect), f"ask {effect.peer_id}")
             case Fetch():
                 self._spawn(self._fetch(effect), f"fetch {effect.peer_id}")
             case Measure() | Differentiate() | Cluster() | Step() | Train() | Adopt():
@@ -280,6 +293,29 @@ class Daemon:
                 if snapshot is None
                 else ModelFetched(peer_id, round_number, snapshot)
             )
+        self._seconds["fetch"] += time.monotonic() - began
+        self._feed(event)
+
+    async def _ask(self, effect: AskGroups) -> None:
+        """Ask who belongs together until the answer is there, or it takes too long."""
+        peer_id, round_number = effect.peer_id, effect.round_number
+        await self._pace.fetching(round_number)
+        logger.info("asking %s who belongs together", peer_id)
+        began, longest_s = time.monotonic(), self._deadlines.longest_s
+        event: Event = AskFailed(peer_id, round_number)
+        pause_s = AGAIN_S
+        try:
+            while (left_s := began + ASK_DEADLINES * longest_s - time.monotonic()) > 0:
+                groups = await self._transport.ask_groups(peer_id, min(left_s, longest_s))
+                if groups is not None:
+                    event = GroupsTold(peer_id, round_number, groups)
+                    break
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(1.5 * pause_s, MOST_AGAIN_S)
+            else:
+                logger.info("%s doesn't know after %g s", peer_id, ASK_DEADLINES * longest_s)
+        except (PeerUnreachable, RemoteProtocolError) as error:
+            logger.info("asked in vain who belongs together: %s", error)
         self._seconds["fetch"] += time.monotonic() - began
         self._feed(event)
 

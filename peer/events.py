@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from peer.algorithm import ClusteringName, Verdict
 from peer.learner import Batch
+from protocol.groups import Groups
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId
 from protocol.tensors import Tensors
 
@@ -98,15 +99,30 @@ class Clustered:
 
     Attributes:
         round_number: The round.
-        sizes: How many examples everybody in the own cluster counts for, itself included.
-        digest: The same wherever the same was found.
+        groups: Who belongs together.
         note: All that was found, in plain words.
     """
 
     round_number: int
-    sizes: Mapping[PeerId, int]
-    digest: str
+    groups: Groups
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsTold:
+    """Answers `AskGroups` with what the peer says, true or not."""
+
+    peer_id: PeerId
+    round_number: int
+    groups: Groups
+
+
+@dataclass(frozen=True, slots=True)
+class AskFailed:
+    """Answers `AskGroups`: the peer can't be reached, or knew nothing within the deadline."""
+
+    peer_id: PeerId
+    round_number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +157,8 @@ Event = (
     | ModelAsked
     | ExamplesChanged
     | Clustered
+    | GroupsTold
+    | AskFailed
     | RoundClosed
     | Stepped
     | StopRequested
@@ -152,6 +170,21 @@ class Publish:
     """Serve this version of the own model from now on."""
 
     snapshot: ModelSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PublishGroups:
+    """Tell whoever asks from now on that these belong together."""
+
+    groups: Groups
+
+
+@dataclass(frozen=True, slots=True)
+class AskGroups:
+    """Ask a peer who belongs together; it may need to find out first, so wait up to a deadline."""
+
+    peer_id: PeerId
+    round_number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +225,14 @@ class Cluster:
 
     Attributes:
         round_number: The round.
-        models: By owner, the own one among them; each says on how many examples it was trained.
+        models: By owner, the own one among them.
         initial: Where all started.
         clustering: The name of the clustering.
         num_clusters: What it is told, 0 for nothing.
     """
 
     round_number: int
-    models: Mapping[PeerId, ModelSnapshot]
+    models: Mapping[PeerId, Tensors]
     initial: Tensors
     clustering: ClusteringName
     num_clusters: int
@@ -265,6 +298,7 @@ class RoundFinished:
         sampled: The round's sampled neighbors.
         verdicts: How many gradients of others were applied, and refused by reason.
         clustering: Digest of the clustering that the round went by; empty where there was none.
+        clustered_by: Who told of it, or the peer itself; None where there was none.
     """
 
     round_number: int
@@ -275,6 +309,7 @@ class RoundFinished:
     sampled: tuple[PeerId, ...]
     verdicts: Mapping[Verdict, int]
     clustering: str = ""
+    clustered_by: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +324,8 @@ class Stopped:
 
 Effect = (
     Publish
+    | PublishGroups
+    | AskGroups
     | Fetch
     | Measure
     | Differentiate

@@ -406,6 +406,9 @@ class _Peer:
         now = time.monotonic()
         self._last = report.finished
         self._clustering = report.finished.clustering or self._clustering
+        if (teller := report.finished.clustered_by) not in (None, self._keys.peer_id):
+            name = self.recorder.name_of(teller)
+            logger.info("%s told who belongs together: digest %s", name, self._clustering)
         self._verdicts.update(report.finished.verdicts)
         self.recorder.round_finished(
             report.finished,

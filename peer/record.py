@@ -35,7 +35,8 @@ class Recorder:
     `total`; `work`, how many models were measured and differentiated; `gradients` of others,
     applied or refused by reason; `counters` of the transport since this process started, those that
     aren't zero (`protocol.transport.interface.Counters`). A round that went by a clustering has the
-    digest of that as `clustering`, too: the same for all who found the same.
+    digest of that as `clustering`, too, the same for all who found the same, and the name of who
+    told of it, or its own, as `clustered_by`.
 
     With personalization, `memory` holds, as of the memory's last renewal: `round`, after how many
     rounds that was, and `tuned_round` the same of λ; `lam` and `sigma`; `num_entries` in the
@@ -89,6 +90,7 @@ class Recorder:
         }
         if finished.clustering:
             line["clustering"] = finished.clustering
+            line["clustered_by"] = self.name_of(finished.clustered_by or own)
         if memory is not None:
             line["memory"] = dict(memory)
         self._file.write(json.dumps(line, allow_nan=False) + "\n")

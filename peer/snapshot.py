@@ -8,6 +8,7 @@ from typing import Any
 
 from peer.acquaintances import KeptModel
 from peer.exploration import ExplorerState
+from protocol.groups import Groups
 from protocol.messages import ModelSnapshot, PeerId
 from protocol.tensors import Tensors
 
@@ -25,6 +26,7 @@ class PeerSnapshot:
         explorer: Whom to look at next.
         rng_state: The sampling generator's state.
         shown: What others are shown instead of the own model; None where that is what they see.
+        groups: Who belongs together, as others are told; None where nobody asks.
     """
 
     round_number: int
@@ -35,3 +37,4 @@ class PeerSnapshot:
     explorer: ExplorerState
     rng_state: Mapping[str, Any]
     shown: Tensors | None = None
+    groups: Groups | None = None

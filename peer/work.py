@@ -41,7 +41,7 @@ def do_job(learner: Learner, own: PeerId, job: Job) -> tuple[Done, Measurement |
             gradient = learner.differentiate(model, batch, own=peer_id == own)
             return Differentiated(peer_id, number, gradient.tensors, gradient.num_examples), None
         case Cluster():
-            return cluster(own, job), None
+            return cluster(job), None
         case Step(_, total, batches, held):
             model = learner.step(total)
             if batches:
@@ -53,21 +53,16 @@ def do_job(learner: Learner, own: PeerId, job: Job) -> tuple[Done, Measurement |
             return Stepped(number, learner.adopt(model)), None
 
 
-def cluster(own: PeerId, job: Cluster) -> Clustered:
-    """Return who is in the own cluster: a job that takes no learner."""
+def cluster(job: Cluster) -> Clustered:
+    """Return who belongs together: a job that takes no learner."""
     # Here, since who never clusters needs no scikit-learn in memory.
-    from peer.oneshot import bounded_sizes, group
+    from peer.oneshot import group
 
-    groups = group(
-        {peer_id: snapshot.tensors for peer_id, snapshot in job.models.items()},
-        job.initial,
-        clustering=job.clustering,
-        num_clusters=job.num_clusters,
-    )
     # What peers claim to have decides how much they count, and never who belongs together.
-    members = sorted((own, *groups.others_of(own)))
-    claimed = {peer_id: job.models[peer_id].num_examples for peer_id in members}
-    return Clustered(job.round_number, bounded_sizes(claimed), groups.digest, groups.note)
+    groups, note = group(
+        job.models, job.initial, clustering=job.clustering, num_clusters=job.num_clusters
+    )
+    return Clustered(job.round_number, groups, note)
 
 
 def num_gradients(job: Job) -> int:

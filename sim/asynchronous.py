@@ -12,6 +12,8 @@ from typing import NamedTuple
 from peer.core import PeerCore
 from peer.events import (
     Adopt,
+    AskFailed,
+    AskGroups,
     Cluster,
     Differentiate,
     Effect,
@@ -28,6 +30,7 @@ from peer.events import (
     Step,
     Train,
 )
+from peer.gathering import ASK_DEADLINES
 from peer.work import Job, num_gradients
 from protocol.gradients import Parcel
 from protocol.lowbit import Bits
@@ -37,6 +40,9 @@ from sim.links import Links
 from sim.simulate_settings import ChurnSettings, SimulateSettings
 
 ALWAYS_THERE = ChurnSettings()
+
+LEAST_AGAIN_S = 0.001
+"""How soon, at least, who isn't ready yet is asked again, in virtual seconds."""
 
 
 class _Entry(NamedTuple):
@@ -98,7 +104,9 @@ class Asynchronous(Engine):
         self._known: dict[PeerId, frozenset[PeerId]] = {}  # whom each peer thinks present
         self._lives = dict.fromkeys(self._cores, 0)  # how often each peer came or went
         self._busy_until_s = dict.fromkeys(self._cores, 0.0)
-        self._waiting: dict[PeerId, dict[PeerId, Fetch]] = {peer: {} for peer in self._cores}
+        self._waiting: dict[PeerId, dict[PeerId, Fetch | AskGroups]] = {
+            peer: {} for peer in self._cores
+        }
         self._outgoing: dict[tuple[PeerId, PeerId], GradientUpdate | None] = {}
 
     def _run(self, wanted: Callable[[], bool]) -> None:
@@ -151,6 +159,7 @@ class Asynchronous(Engine):
         self._present -= {peer_id}
         self._lives[peer_id] += 1
         self._editions.pop(peer_id, None)
+        self._groups.pop(peer_id, None)
         self._feedbacks[peer_id].keep_only(())
         self._busy_until_s[peer_id] = 0.0
         self._waiting[peer_id].clear()
@@ -174,11 +183,33 @@ class Asynchronous(Engine):
         if self._known[peer_id] != self._present:
             self._known[peer_id] = self._present
             self._handle(peer_id, NeighborsChanged(self._present))
-        for fetch in list(self._waiting[peer_id].values()):
-            if fetch.peer_id not in self._present:
-                self._give_up(peer_id, fetch)
+        for wait in list(self._waiting[peer_id].values()):
+            if wait.peer_id not in self._present:
+                self._give_up(peer_id, wait)
 
-    # Models.
+    # Models, and who belongs together.
+
+    def _inquire(self, asker: PeerId, ask: AskGroups) -> None:
+        self._waiting[asker][ask.peer_id] = ask
+        deadline_s = self.now_s + ASK_DEADLINES * self._settings.fetch_timeout_s
+        self._at(deadline_s, partial(self._give_up, asker, ask), asker)
+        if not self._links.loses():
+            answer = partial(self._tell, asker, ask, deadline_s)
+            self._at(self.now_s + self._links.latency_s(), answer, asker, ask.peer_id)
+
+    def _tell(self, asker: PeerId, ask: AskGroups, deadline_s: float) -> None:
+        told = self._answer_groups(ask)
+        if told is None:
+            self._again(asker, ask, partial(self._tell, asker, ask, deadline_s))
+            return
+        event, size_bytes = told
+        self._return_answer(asker, ask, event, size_bytes, deadline_s)
+
+    def _again(self, asker: PeerId, wait: Fetch | AskGroups, action: Callable[[], None]) -> None:
+        """Let who still waits ask again."""
+        if self._waiting[asker].get(wait.peer_id) is wait:
+            again_s = self.now_s + max(self._settings.gradient_s, LEAST_AGAIN_S)
+            self._at(again_s, action, asker, wait.peer_id)
 
     def _fetch(self, asker: PeerId, fetch: Fetch) -> None:
         self._waiting[asker][fetch.peer_id] = fetch
@@ -191,32 +222,44 @@ class Asynchronous(Engine):
     def _ask(self, asker: PeerId, fetch: Fetch, deadline_s: float) -> None:
         owner = fetch.peer_id
         if fetch.patient and owner not in self._editions:
-            if self._waiting[asker].get(owner) is fetch:
-                again_s = self.now_s + self._settings.gradient_s
-                self._at(again_s, partial(self._ask, asker, fetch, deadline_s), asker, owner)
+            self._again(asker, fetch, partial(self._ask, asker, fetch, deadline_s))
             return
         self._handle(owner, ModelAsked(asker))
         answer: Event = FetchFailed(owner, fetch.round_number)
         size_bytes = 0
         if owner in self._editions:  # not before its first steps
             answer, size_bytes = self._answer(fetch)
+        self._return_answer(asker, fetch, answer, size_bytes, deadline_s)
+
+    def _return_answer(
+        self,
+        asker: PeerId,
+        wait: Fetch | AskGroups,
+        answer: Event,
+        size_bytes: int,
+        deadline_s: float,
+    ) -> None:
+        owner = wait.peer_id
         arrival_s, sent_bytes = self._links.send(owner, size_bytes, self.now_s, deadline_s)
         self.work[owner].bytes_sent += sent_bytes
         if arrival_s < math.inf:
-            take = partial(self._take_answer, asker, fetch, answer, size_bytes)
+            take = partial(self._take_answer, asker, wait, answer, size_bytes)
             self._at(arrival_s, take, asker, owner)
 
-    def _take_answer(self, asker: PeerId, fetch: Fetch, answer: Event, size_bytes: int) -> None:
+    def _take_answer(
+        self, asker: PeerId, wait: Fetch | AskGroups, answer: Event, size_bytes: int
+    ) -> None:
         self.work[asker].bytes_received += size_bytes
-        self._settle(asker, fetch, answer)
+        self._settle(asker, wait, answer)
 
-    def _give_up(self, asker: PeerId, fetch: Fetch) -> None:
-        self._settle(asker, fetch, FetchFailed(fetch.peer_id, fetch.round_number))
+    def _give_up(self, asker: PeerId, wait: Fetch | AskGroups) -> None:
+        failed = FetchFailed if isinstance(wait, Fetch) else AskFailed
+        self._settle(asker, wait, failed(wait.peer_id, wait.round_number))
 
-    def _settle(self, asker: PeerId, fetch: Fetch, event: Event) -> None:
+    def _settle(self, asker: PeerId, wait: Fetch | AskGroups, event: Event) -> None:
         """End a wait, unless something else has ended it before."""
-        if self._waiting[asker].get(fetch.peer_id) is fetch:
-            del self._waiting[asker][fetch.peer_id]
+        if self._waiting[asker].get(wait.peer_id) is wait:
+            del self._waiting[asker][wait.peer_id]
             self._handle(asker, event)
 
     # The own work.

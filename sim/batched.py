@@ -125,7 +125,7 @@ class BatchedCrowd:
                 case Differentiate():
                     differentiations.append((position, row, job))
                 case Cluster():
-                    answers[position] = cluster(peer_id, job)
+                    answers[position] = cluster(job)
                 case Step() | Train() | Adopt():
                     changes.setdefault(row, []).append((position, job))
         answers.update(self._measure_all(measures))

@@ -13,6 +13,8 @@ from typing import Protocol
 from peer.core import PeerCore
 from peer.events import (
     Adopt,
+    AskFailed,
+    AskGroups,
     Cluster,
     Differentiate,
     Effect,
@@ -20,11 +22,13 @@ from peer.events import (
     Fetch,
     Finished,
     GradientArrived,
+    GroupsTold,
     Measure,
     ModelAsked,
     ModelFetched,
     ModelUnchanged,
     Publish,
+    PublishGroups,
     ReadyToClose,
     RoundClosed,
     RoundFinished,
@@ -39,6 +43,7 @@ from peer.work import Done, Job, do_job, num_gradients
 from protocol.editions import Edition, publish
 from protocol.errors import ModelError
 from protocol.gradients import Feedbacks, Parcel, pack
+from protocol.groups import Groups, encode_groups
 from protocol.lowbit import CODECS, Bits
 from protocol.messages import GradientUpdate, PeerId
 
@@ -139,6 +144,7 @@ class Engine(ABC):
         self.work = {peer_id: Work() for peer_id in self._cores}
         self._bits: Bits | None = bits
         self._editions: dict[PeerId, Edition] = {}
+        self._groups: dict[PeerId, Groups] = {}
         self._feedbacks = {
             peer_id: Feedbacks(core.model.tensors.layout.gradient, bits, MAX_FEEDBACK_BYTES)
             for peer_id, core in self._cores.items()
@@ -176,6 +182,10 @@ class Engine(ABC):
             case Publish(snapshot):
                 before = self._editions.get(peer_id)
                 self._editions[peer_id] = publish(snapshot, self._bits, before)
+            case PublishGroups(groups):
+                self._groups[peer_id] = groups
+            case AskGroups():
+                self._inquire(peer_id, effect)
             case Fetch():
                 self._fetch(peer_id, effect)
             case Measure() | Differentiate() | Cluster() | Step() | Train() | Adopt():
@@ -188,6 +198,9 @@ class Engine(ABC):
                 self._on_round(peer_id, effect)
             case Finished() | Stopped():
                 pass  # it goes on serving its last model
+
+    @abstractmethod
+    def _inquire(self, asker: PeerId, ask: AskGroups) -> None: ...
 
     @abstractmethod
     def _fetch(self, asker: PeerId, fetch: Fetch) -> None: ...
@@ -217,6 +230,13 @@ class Engine(ABC):
         answer = ModelFetched(fetch.peer_id, fetch.round_number, edition.snapshot)
         return answer, edition.answer(have, CODECS).blob.nbytes
 
+    def _answer_groups(self, ask: AskGroups) -> tuple[GroupsTold, int] | None:
+        """Answer with what is published; return how many bytes travel, too. None: not yet."""
+        groups = self._groups.get(ask.peer_id)
+        if groups is None:
+            return None
+        return GroupsTold(ask.peer_id, ask.round_number, groups), len(encode_groups(groups))
+
     def _pack(self, sender: PeerId, receiver: PeerId, update: GradientUpdate) -> Parcel:
         """Return a gradient as the receiver will hold it, and the bytes that travel."""
         return pack(update, self._feedbacks[sender].of(receiver, CODECS))
@@ -230,7 +250,8 @@ class Lockstep(Engine):
     """The paper's synchronous rounds: all sample on Φ^(t-1), all gradients arrive, all step.
 
     What every peer asks for is gathered and done together: first all events, then all jobs, then,
-    once every model of the round is published, all fetches; when nothing is left, all rounds close.
+    once every model of the round is published, all fetches, and all questions who belongs together;
+    when nothing is left, all rounds close.
     The order of peers is that of their ids, so the same seed gives the same bits.
     """
 
@@ -247,6 +268,7 @@ class Lockstep(Engine):
         self._events: deque[tuple[PeerId, Event]] = deque()
         self._jobs: list[tuple[PeerId, Job]] = []
         self._fetches: list[tuple[PeerId, Fetch]] = []
+        self._asks: list[tuple[PeerId, AskGroups]] = []
         self._ready: list[tuple[PeerId, int]] = []
 
     def _run(self, wanted: Callable[[], bool]) -> None:
@@ -260,6 +282,8 @@ class Lockstep(Engine):
                 self._work_all()
             elif self._fetches:
                 self._fetch_all()
+            elif self._asks:
+                self._ask_all()
             elif self._ready:
                 closing, self._ready = self._ready, []
                 self._events.extend((peer_id, RoundClosed(number)) for peer_id, number in closing)
@@ -273,6 +297,9 @@ class Lockstep(Engine):
     def num_neighbors(self, peer_id: PeerId) -> int:
         """Return the number of all others."""
         return len(self._cores) - 1
+
+    def _inquire(self, asker: PeerId, ask: AskGroups) -> None:
+        self._asks.append((asker, ask))
 
     def _fetch(self, asker: PeerId, fetch: Fetch) -> None:
         self._fetches.append((asker, fetch))
@@ -300,6 +327,14 @@ class Lockstep(Engine):
             self._moved(fetch.peer_id, asker, size_bytes)
             self._events.append((fetch.peer_id, ModelAsked(asker)))
             self._events.append((asker, answer))
+
+    def _ask_all(self) -> None:
+        asks, self._asks = sorted(self._asks, key=lambda ask: ask[0]), []
+        for asker, ask in asks:
+            told = self._answer_groups(ask)
+            event, size_bytes = told or (AskFailed(ask.peer_id, ask.round_number), 0)
+            self._moved(ask.peer_id, asker, size_bytes)
+            self._events.append((asker, event))
 
 
 @contextmanager

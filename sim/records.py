@@ -81,6 +81,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         seconds: By phase of the round; `total` is all of it.
         gradients: How many were applied, and how many refused by reason.
         clustering: Digest of the clustering that the round went by; empty where there was none.
+        clustered_by: Who told of it, the peer itself where it clustered.
         memory: Of its examples; None without personalization.
     """
 
@@ -97,6 +98,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float] = {}
     gradients: dict[str, int] = {}
     clustering: str = ""
+    clustered_by: str = ""
     memory: MemoryRecord | None = None
 
 
@@ -230,9 +232,12 @@ class PeerRecords:
         return self.rounds[-1] + 1 if self.rounds else 0
 
     @property
-    def clustering(self) -> str | None:
-        """The digest of the newest clustering that the peer went by; None when there was none."""
-        return next((each.clustering for each in reversed(self.records) if each.clustering), None)
+    def clustering(self) -> tuple[str, str] | tuple[None, None]:
+        """The digest of the newest clustering that the peer went by, and who told of it."""
+        for each in reversed(self.records):
+            if each.clustering:
+                return each.clustering, each.clustered_by or self.name
+        return None, None
 
     def at(self, round_number: int | None) -> RoundRecord | None:
         """Return the newest record at or before a round (None: of all); None when there is none."""

@@ -71,6 +71,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         clusterings: By peer, the digest of the clustering that it went by, the same for all who
             found the same; null for a peer that clustered nothing, and in place of all where nobody
             did.
+        clustered_by: By peer, who told it of that: itself where it clustered.
         bytes_sent: By peer, over the whole run.
         bytes_received: By peer, over the whole run.
         weights: The final weight matrix, one row per peer; null for a peer without a record.
@@ -117,6 +118,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: list[str]
     untested: list[str]
     clusterings: dict[str, str | None] | None = None
+    clustered_by: dict[str, str | None] | None = None
     bytes_sent: dict[str, int]
     bytes_received: dict[str, int]
     weights: list[list[float] | None]
@@ -211,7 +213,7 @@ def _summary(run: Run, matrix: WeightMatrix, results: _Results, seconds: float) 
         below_local=[name for name, result in results.items() if _is_below_local(result)],
         unfinished=[name for name, result in results.items() if result is None],
         untested=[name for name, count in num_test.items() if count == 0],
-        clusterings=_clusterings(run),
+        **_clusterings(run),
         bytes_sent=_traffic(run, results, "bytes_sent"),
         bytes_received=_traffic(run, results, "bytes_received"),
         weights=_rows(matrix),
@@ -222,9 +224,15 @@ def _summary(run: Run, matrix: WeightMatrix, results: _Results, seconds: float) 
     )
 
 
-def _clusterings(run: Run) -> dict[str, str | None] | None:
-    digests = {peer.name: peer.clustering for peer in run.peers}
-    return digests if any(digests.values()) else None
+def _clusterings(run: Run) -> dict[str, Any]:
+    """Return what the summary says of clusterings, if there were any."""
+    found = {peer.name: peer.clustering for peer in run.peers}
+    if not any(digest for digest, _ in found.values()):
+        return {}
+    return {
+        "clusterings": {name: digest for name, (digest, _) in found.items()},
+        "clustered_by": {name: teller for name, (_, teller) in found.items()},
+    }
 
 
 def _personal(run: Run, results: _Results) -> dict[str, Any]:
@@ -369,7 +377,7 @@ def _remarks(run: Run, summary: Summary) -> list[str]:
             f"(of what goes to others: {percent(summary.same_group_weight_of_others)} %)"
         )
     if summary.clusterings is not None:
-        remarks.append(clustering_remark(summary.clusterings))
+        remarks.append(clustering_remark(summary.clusterings, summary.clustered_by))
     if run.damaged_lines:
         remarks.append(f"{run.damaged_lines} damaged record lines were passed over")
     return remarks

@@ -59,25 +59,35 @@ def compression_remark(summary: Summary) -> str | None:
     return f"{remark}; means of {len(sizes)} peers"
 
 
-def clustering_remark(digests: Mapping[str, str | None]) -> str:
+def clustering_remark(
+    digests: Mapping[str, str | None], tellers: Mapping[str, str | None] | None = None
+) -> str:
     """Return whether all peers found the same clustering, and who didn't.
 
-    Everybody clusters everybody's models: who found another clustering had other models, or lacked
-    some.
+    Whoever clusters has everybody's models: who found another clustering had other models, or
+    lacked some.
 
     Args:
         digests: By peer, of at least one; None where a peer clustered nothing.
+        tellers: Who told each of it, itself where it clustered; None where that isn't known.
     """
     times = Counter(digest for digest in digests.values() if digest is not None)
     common = min(times, key=lambda digest: (-times[digest], digest))
     if times[common] == len(digests):
-        return f"all {len(digests)} peers found the same clustering (digest {common})"
+        same = f"all {len(digests)} peers found the same clustering (digest {common})"
+        return same + _told(tellers or {})
     others = [name for name, digest in digests.items() if digest not in (None, common)]
     nothing = [name for name, digest in digests.items() if digest is None]
     remark = f"{times[common]} of {len(digests)} peers found one clustering (digest {common})"
     if others:
         remark += f"; found another: {', '.join(others)}"
-    return remark + (f"; clustered nothing: {', '.join(nothing)}" if nothing else "")
+    remark += f"; clustered nothing: {', '.join(nothing)}" if nothing else ""
+    return remark + _told(tellers or {})
+
+
+def _told(tellers: Mapping[str, str | None]) -> str:
+    times = Counter(teller for name, teller in tellers.items() if teller not in (None, name))
+    return "".join(f"; {teller} told {times[teller]} of them" for teller in sorted(times))
 
 
 def _pairs(

@@ -58,7 +58,7 @@ def odcl(
         meets = steps.stop >= min(alone, budget.steps)
         if meets:
             if not clusters:
-                groups = group(
+                groups, _ = group(
                     {m.peer_id: model for m, model in zip(members, models, strict=True)},
                     initial,
                     clustering=clustering,

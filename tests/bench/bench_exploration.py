@@ -19,9 +19,10 @@ import numpy as np
 from crowd import INITIAL, NUM_CLASSES, NUM_FEATURES, crowd_of, linear_crowd
 
 from peer.algorithm import AlgorithmSettings, mix_predictions
-from peer.core import MAX_CLUSTERED, PeerCore
+from peer.core import PeerCore
 from peer.data import Examples
 from peer.events import Effect, Event, Publish, RoundFinished
+from peer.gathering import MAX_CLUSTERED
 from protocol.messages import PeerId
 from protocol.publication import copy_size_bytes
 from protocol.tensors import Tensors

@@ -15,6 +15,8 @@ from peer.algorithm import PROFILES, AlgorithmSettings, Verdict
 from peer.core import PeerCore
 from peer.events import (
     Adopt,
+    AskFailed,
+    AskGroups,
     Cluster,
     Clustered,
     Differentiate,
@@ -24,6 +26,7 @@ from peer.events import (
     FetchFailed,
     Finished,
     GradientArrived,
+    GroupsTold,
     Measure,
     Measured,
     ModelAsked,
@@ -31,6 +34,7 @@ from peer.events import (
     ModelUnchanged,
     NeighborsChanged,
     Publish,
+    PublishGroups,
     ReadyToClose,
     RoundClosed,
     RoundFinished,
@@ -42,7 +46,10 @@ from peer.events import (
     StopRequested,
     Train,
 )
+from peer.exploration import Candidates
+from peer.gathering import MOST_ASKED, Gathering
 from peer.learner import Batch
+from protocol.groups import Groups
 from protocol.messages import GradientUpdate, ModelSnapshot, Version
 from protocol.tensors import Layout, Tensors, TensorSpec
 
@@ -512,10 +519,16 @@ class Swarm(RuleBasedStateMachine):
         seed=st.integers(0, 2**16),
         profile=st.sampled_from(sorted(PROFILES)),
         final_full=st.sampled_from([0.0, 1.0 - 2e-6]),  # of a million rounds: all but the first two
+        clustered_by=st.sampled_from(["all", "one"]),
     )
-    def start(self, seed, profile, final_full):
+    def start(self, seed, profile, final_full, clustered_by):
         self.settings = AlgorithmSettings(
-            **{**PROFILES[profile], "num_neighbors": 2, "final_full": final_full}
+            **{
+                **PROFILES[profile],
+                "num_neighbors": 2,
+                "final_full": final_full,
+                "clustered_by": clustered_by,
+            }
         )
         self.ids = [peer_id(number) for number in range(3)]
         self.cores = {
@@ -542,7 +555,7 @@ class Swarm(RuleBasedStateMachine):
             )
             for number, each in enumerate(self.ids)
         }
-        self.published = {}
+        self.published, self.told = {}, {}
         self.pending = []
         self.done = dict.fromkeys(self.ids, 0)
         for each in self.ids:
@@ -557,6 +570,9 @@ class Swarm(RuleBasedStateMachine):
                     old = self.published.get(owner)
                     assert old is None or old.version < published.version
                     self.published[owner] = published
+                case PublishGroups(groups):
+                    assert owner in groups.labels
+                    self.told[owner] = groups
                 case RoundFinished():
                     assert sum(effect.prediction_weights.values()) == pytest.approx(1.0)
                     self.done[owner] += 1
@@ -578,9 +594,14 @@ class Swarm(RuleBasedStateMachine):
             case Differentiate(other, number, model):
                 self.feed(owner, Differentiated(other, number, model, 4))
             case Cluster(number, models):
-                together = (owner, *sorted(models.keys() - {owner})[::2])
-                sizes = {each: models[each].num_examples or 1 for each in together}
-                self.feed(owner, Clustered(number, sizes, "0" * 16, "every other one"))
+                others = sorted(models.keys() - {owner})
+                labels = {owner: 0, **{each: at % 2 for at, each in enumerate(others)}}
+                self.feed(owner, Clustered(number, Groups.of(labels), "every other one"))
+            case AskGroups(other, number):
+                if lost or other not in self.told:
+                    self.feed(owner, AskFailed(other, number))
+                else:
+                    self.feed(owner, GroupsTold(other, number, self.told[other]))
             case SendGradient(other, sent):
                 if not lost:
                     self.feed(other, GradientArrived(sent))
@@ -625,7 +646,8 @@ TestSwarm = Swarm.TestCase
 TestSwarm.settings = hypothesis_settings(max_examples=40, stateful_step_count=60, deadline=None)
 
 
-TWO_CLUSTERS = Clustered(0, {ME: 1, FRIEND: 1}, "0123456789abcdef", "two clusters")
+TWO_GROUPS = Groups.of({ME: 0, FRIEND: 0, STRANGER: 1})
+TWO_CLUSTERS = Clustered(0, TWO_GROUPS, "two clusters")
 
 
 def warm_core(**settings):
@@ -654,17 +676,17 @@ def test_a_warm_start_fetches_everybody_once_and_takes_its_cluster_for_as_good_a
     core = warm_core(exchange="average", exchange_every=2)
     train, cluster = gather_all(core)
     assert [batch.full for batch in train.batches] == [False, False]
-    told = {peer: (model.tensors, model.num_examples) for peer, model in cluster.models.items()}
-    assert told == {ME: (tensors(2.0), 0), FRIEND: (tensors(4.0), 30), STRANGER: (tensors(-4.0), 0)}
+    assert cluster.models == {ME: tensors(2.0), FRIEND: tensors(4.0), STRANGER: tensors(-4.0)}
     assert cluster.initial == tensors(0.0)
-    assert kinds(core.handle(TWO_CLUSTERS)) == [ReadyToClose]
+    published, ready = core.handle(TWO_CLUSTERS)
+    assert (published, ready) == (PublishGroups(TWO_GROUPS), ReadyToClose(0))
     (train,) = core.handle(RoundClosed(0))
     assert train == Train(0, tensors(3.0), (Batch(2), Batch(3)))
     effects = core.handle(Stepped(0, tensors(3.5)))
     assert kinds(effects)[:2] == [Publish, RoundFinished]
     assert effects[1].loss_averages == {ME: 1.5, FRIEND: 1.5}
     assert effects[1].collaboration_weights == {ME: 0.5, FRIEND: 0.5}
-    assert effects[1].clustering == "0123456789abcdef"
+    assert (effects[1].clustering, effects[1].clustered_by) == (TWO_GROUPS.digest, ME)
     assert not any(isinstance(e, Fetch) and e.patient for e in effects)
 
 
@@ -679,8 +701,8 @@ def test_one_shot_averages_the_cluster_and_goes_on_serving_what_it_learned_alone
     again = warm_core(
         exchange="average", rounds=1, num_examples=10, incarnation=1, restored=core.snapshot()
     )
-    shown, finished = again.handle(Started(frozenset({FRIEND})))
-    assert finished == Finished()
+    shown, told, finished = again.handle(Started(frozenset({FRIEND})))
+    assert (told, finished) == (PublishGroups(TWO_GROUPS), Finished())
     assert shown.snapshot == ModelSnapshot(
         version=Version(1, 1), tensors=tensors(2.0), num_examples=10
     )
@@ -705,7 +727,7 @@ def test_a_one_shot_peer_that_is_given_more_rounds_shows_its_own_model_again():
 def test_a_clusters_average_is_weighted_by_examples_and_later_ones_are_not():
     core = warm_core(exchange="average", exchange_every=1, num_examples=10)
     gather_all(core)
-    core.handle(Clustered(0, {ME: 10, FRIEND: 30}, "0123456789abcdef", "two clusters"))
+    core.handle(TWO_CLUSTERS)
     (train,) = core.handle(RoundClosed(0))
     assert train.model == tensors(3.5)
     publish, finished, *_ = core.handle(Stepped(0, tensors(3.5)))
@@ -715,9 +737,9 @@ def test_a_clusters_average_is_weighted_by_examples_and_later_ones_are_not():
 
 
 def test_a_member_of_a_large_cluster_counts_however_little_its_part_is():
-    core = warm_core(exchange="average", exchange_every=1, min_gradient_weight=0.3)
+    core = warm_core(exchange="average", exchange_every=1, min_gradient_weight=0.3, num_examples=10)
     gather_all(core)
-    core.handle(Clustered(0, {ME: 10, FRIEND: 30}, "0123456789abcdef", "two clusters"))
+    core.handle(TWO_CLUSTERS)
     (train,) = core.handle(RoundClosed(0))
     assert train.model == tensors(3.5)
 
@@ -735,18 +757,153 @@ def test_a_warm_start_without_anybody_there_is_learning_alone():
     core.handle(Started(frozenset({FRIEND})))
     core.handle(Stepped(0, tensors(2.0)))
     core.handle(FetchFailed(FRIEND, 0))
-    assert kinds(core.handle(Measured(ME, 0, 1.5))) == [ReadyToClose]
+    alone, ready = core.handle(Measured(ME, 0, 1.5))
+    assert (alone, ready) == (PublishGroups(Groups.of({ME: 0})), ReadyToClose(0))
     (train,) = core.handle(RoundClosed(0))
     assert train.model == tensors(2.0)
+    assert core.handle(Stepped(0, tensors(2.0)))[1].clustering == ""
 
 
 def test_a_warm_started_peer_sends_gradients_to_its_cluster():
     core = warm_core(num_neighbors=1)
     gather_all(core)
-    effects = core.handle(TWO_CLUSTERS)
-    assert [(type(e), e.peer_id) for e in effects] == [(Differentiate, FRIEND)]
+    _, differentiate = core.handle(TWO_CLUSTERS)
+    assert (type(differentiate), differentiate.peer_id) == (Differentiate, FRIEND)
 
 
 def test_a_warm_start_needs_first_steps():
     with pytest.raises(ValueError, match=r'warm_start.*set start = "oneshot"'):
         AlgorithmSettings(warm_start="odcl", start="cold")
+
+
+FIRST, SECOND, OTHER, LATER = (peer_id(number) for number in (1, 2, 4, 5))
+AT_THREE = peer_id(3)
+
+
+def asking_core(**settings):
+    """A core whose id is the third, ready to gather: of five, two come before it."""
+    core = PeerCore(
+        peer_id=AT_THREE,
+        settings=AlgorithmSettings(
+            **{**PLAIN, "warm_start": "odcl", "start": "oneshot", "start_steps": 2, "survey": 0}
+            | {"exchange": "average", "exchange_every": 1, "clustered_by": "one", **settings}
+        ),
+        model=tensors(0.0),
+        incarnation=0,
+        rounds=None,
+        rng=np.random.default_rng(0),
+        num_examples=10,
+    )
+    core.handle(Started(frozenset({FIRST, SECOND, OTHER, LATER})))
+    effects = core.handle(Stepped(0, tensors(2.0)))
+    assert core.handle(Measured(AT_THREE, 0, 1.0)) == []
+    return core, [effect for effect in effects if isinstance(effect, Fetch | AskGroups)]
+
+
+def in_two(*own: str) -> Groups:
+    return Groups.of({each: int(each not in own) for each in (FIRST, SECOND, AT_THREE, OTHER)})
+
+
+def fetched(effects) -> set[str]:
+    assert all(isinstance(effect, Fetch) and effect.patient for effect in effects)
+    return {effect.peer_id for effect in effects}
+
+
+def test_who_is_not_the_first_asks_the_first_and_fetches_its_own_cluster_alone():
+    core, effects = asking_core()
+    assert effects == [AskGroups(FIRST, 0)]
+    groups = in_two(AT_THREE, OTHER)
+    assert fetched(core.handle(GroupsTold(FIRST, 0, groups))) == {OTHER}
+    told, ready = core.handle(
+        ModelFetched(OTHER, 0, replace(snapshot(0, value=4.0), num_examples=30))
+    )
+    assert (told, ready) == (PublishGroups(groups), ReadyToClose(0))
+    assert core.handle(RoundClosed(0)) == [Train(0, tensors(3.5), (Batch(2),))]
+    finished = core.handle(Stepped(0, tensors(3.5)))[1]
+    assert (finished.clustering, finished.clustered_by) == (groups.digest, FIRST)
+    assert finished.collaboration_weights == {AT_THREE: 0.25, OTHER: 0.75}
+    assert core.snapshot().groups == groups
+
+
+def test_the_first_of_all_asks_nobody_and_fetches_everybody():
+    core = warm_core(clustered_by="one")
+    _, cluster = gather_all(core)
+    assert set(cluster.models) == {ME, FRIEND, STRANGER}
+
+
+def test_whoever_fails_to_answer_is_followed_by_the_next_and_at_last_by_oneself():
+    core, _ = asking_core()
+    assert core.handle(AskFailed(SECOND, 0)) == []  # whom nobody has asked
+    assert core.handle(AskFailed(FIRST, 0)) == [AskGroups(SECOND, 0)]
+    assert core.handle(GroupsTold(FIRST, 0, in_two(AT_THREE))) == []  # too late
+    assert fetched(core.handle(AskFailed(SECOND, 0))) == {FIRST, SECOND, OTHER, LATER}
+    for gone in (FIRST, SECOND, LATER):
+        core.handle(FetchFailed(gone, 0))
+    (cluster,) = core.handle(ModelFetched(OTHER, 0, snapshot(0, value=4.0)))
+    assert set(cluster.models) == {AT_THREE, OTHER}
+    published, _ = core.handle(Clustered(0, Groups.of({AT_THREE: 0, OTHER: 0}), "one cluster"))
+    assert isinstance(published, PublishGroups)
+    core.handle(RoundClosed(0))
+    assert core.handle(Stepped(0, tensors(3.0)))[1].clustered_by == AT_THREE
+
+
+def test_no_more_than_some_are_asked_in_vain():
+    ids = [peer_id(number) for number in range(2 * MOST_ASKED)]
+    gathering = Gathering(peer_id(99), AlgorithmSettings(clustered_by="one"))
+    rng, asked = np.random.default_rng(0), []
+    while not (wanted := gathering.begin(Candidates(frozenset(ids)), rng)):
+        asked.append(gathering.asked)
+    assert asked == ids[:MOST_ASKED]
+    assert wanted == set(ids)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        Groups.of({FIRST: 0, SECOND: 0, OTHER: 1}),  # without the asker
+        Groups.of({FIRST: 0, AT_THREE: 1, peer_id(77): 1}),  # with strangers only
+    ],
+)
+def test_an_answer_that_knows_no_cluster_of_the_asker_makes_it_gather_itself(groups):
+    core, _ = asking_core()
+    effects = core.handle(GroupsTold(FIRST, 0, groups))
+    assert fetched(effects) == {FIRST, SECOND, OTHER, LATER}
+    assert core.snapshot().groups == Groups.of({AT_THREE: 0})
+
+
+def test_members_who_do_not_come_are_left_out_and_if_none_comes_everybody_is_fetched():
+    core, _ = asking_core()
+    groups = in_two(AT_THREE, SECOND, OTHER)
+    assert fetched(core.handle(GroupsTold(FIRST, 0, groups))) == {SECOND, OTHER}
+    assert core.handle(FetchFailed(SECOND, 0)) == []
+    told, ready = core.handle(ModelFetched(OTHER, 0, snapshot(0, value=4.0)))
+    assert (told, ready) == (PublishGroups(groups), ReadyToClose(0))
+    core, _ = asking_core()
+    core.handle(GroupsTold(FIRST, 0, groups))
+    core.handle(FetchFailed(SECOND, 0))
+    effects = core.handle(FetchFailed(OTHER, 0))
+    assert fetched(effects) == {FIRST, SECOND, OTHER, LATER}
+    for each in (FIRST, SECOND, OTHER):
+        assert core.handle(FetchFailed(each, 0)) == []
+    alone, ready = core.handle(FetchFailed(LATER, 0))
+    assert (alone, ready) == (PublishGroups(Groups.of({AT_THREE: 0})), ReadyToClose(0))
+
+
+def test_a_peer_that_is_said_to_be_alone_learns_alone_in_that_round():
+    core, _ = asking_core()
+    groups = in_two(AT_THREE)
+    assert core.handle(GroupsTold(FIRST, 0, groups)) == [PublishGroups(groups), ReadyToClose(0)]
+
+
+def test_a_restored_peer_tells_what_it_knew_and_asks_nobody_again():
+    core, _ = asking_core()
+    groups = in_two(AT_THREE)
+    core.handle(GroupsTold(FIRST, 0, groups))
+    core.handle(RoundClosed(0))
+    core.handle(Stepped(0, tensors(2.0)))
+    again = make_core(
+        warm_start="odcl", start="oneshot", clustered_by="one", restored=core.snapshot()
+    )
+    effects = again.handle(Started(frozenset({FIRST})))
+    assert effects[1] == PublishGroups(groups)
+    assert AskGroups not in kinds(effects)

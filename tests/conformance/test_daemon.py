@@ -9,9 +9,10 @@ import pytest
 from helpers import make_participants, peer_id
 from helpers_daemons import DEADLINE_S, FETCH_S, digits, make_members, run_all, start, until
 
-from peer.algorithm import AlgorithmSettings
+from peer.algorithm import PROFILES, AlgorithmSettings
 from peer.core import PeerCore
-from peer.events import NeighborsChanged, Started
+from peer.events import Fetch, NeighborsChanged, Started
+from protocol.deadlines import Deadlines
 from protocol.errors import ModelError
 from protocol.transport.memory import MemoryNetwork
 
@@ -66,6 +67,41 @@ async def test_a_peer_cut_off_is_left_out_and_used_again_when_it_is_back():
             member.daemon.finished.set()
 
     await run_all(members, during)
+
+
+async def test_when_the_one_who_clusters_dies_the_next_does_and_nobody_waits_in_vain():
+    network = MemoryNetwork(delay_s=0.3)
+    preset = {**PROFILES["odcl"], "start_steps": 60, "clustered_by": "one"}
+    members = make_members(network, rounds=1, settings=AlgorithmSettings(**preset))
+    first, *others = members
+    gathering = members[first].events
+
+    async def during():
+        await until(lambda: any(isinstance(e, Fetch) for _, out in gathering for e in out))
+        network.kill(first)
+
+    await run_all(members, during)
+    finished = {each: member.reports[0].finished for each, member in members.items()}
+    (digest,) = {finished[each].clustering for each in others}
+    assert digest != finished[first].clustering
+    assert {finished[each].clustered_by for each in others} == {others[0]}
+    # It alone has fetched everybody's model; the others no more than that of their one friend.
+    counts = [members[each].transport.counters.models_fetched for each in others]
+    assert counts[0] == 2
+    assert counts[1:] == [len(finished[each].collaboration_weights) - 1 for each in others[1:]]
+
+
+async def test_who_does_not_know_in_time_is_followed_by_the_next():
+    preset = {**PROFILES["odcl"], "start_steps": 60, "clustered_by": "one"}
+    members = make_members(MemoryNetwork(), 3, 1, settings=AlgorithmSettings(**preset))
+    first, *others = members
+    members[first].transport.publish_groups = lambda groups: None  # it never tells
+    for each in others:
+        members[each].daemon._deadlines = Deadlines(0.3)
+    await run_all(members)
+    finished = [members[each].reports[0].finished for each in members]
+    assert [each.clustered_by for each in finished] == [first, others[0], others[0]]
+    assert len({each.clustering for each in finished}) == 1
 
 
 async def test_stopping_leaves_core_and_optimizer_in_step():

@@ -14,6 +14,7 @@ from helpers_simulation import make_simulation, swarm_settings
 from peer.algorithm import PROFILES, AlgorithmSettings
 from peer.core import PeerCore
 from peer.events import (
+    Cluster,
     Effect,
     Event,
     GradientArrived,
@@ -72,17 +73,19 @@ def assert_same_bits(members: dict[PeerId, Member], logs: dict[PeerId, Log]) -> 
 
 
 @pytest.mark.parametrize(
-    ("profile", "codec"),
+    ("profile", "others"),
     [
-        ("default", "4bit"),
-        ("default", "f32"),
-        ("thrifty", "8bit"),
-        ("odcl", "4bit"),
-        ("paper", "f32"),
+        ("default", {}),
+        ("default", {"codec": "f32"}),
+        ("thrifty", {"codec": "8bit"}),
+        ("odcl", {}),
+        ("odcl", {"clustered_by": "one"}),
+        ("default", {"warm_start": "odcl", "clustered_by": "one"}),
+        ("paper", {}),
     ],
 )
-async def test_daemons_in_lockstep_equal_the_simulator_bit_for_bit(profile, codec):
-    settings = settings_of(profile, codec=codec)
+async def test_daemons_in_lockstep_equal_the_simulator_bit_for_bit(profile, others):
+    settings = settings_of(profile, **others)
     members = await run_daemons(settings, MemoryNetwork())
     participants = make_participants(
         digits(PEERS), model="logistic", rounds=ROUNDS, settings=settings
@@ -100,8 +103,11 @@ async def test_daemons_in_lockstep_equal_the_simulator_bit_for_bit(profile, code
     assert any(len(finished.collaboration_weights) > 1 for finished in moved)
 
 
-async def test_one_shot_daemons_average_by_examples_and_find_one_clustering_as_the_simulator_does():
-    settings = settings_of("odcl", start_steps=60)
+@pytest.mark.parametrize("clustered_by", ["all", "one"])
+async def test_one_shot_daemons_average_by_examples_and_find_one_clustering_as_the_simulator_does(
+    clustered_by,
+):
+    settings = settings_of("odcl", start_steps=60, clustered_by=clustered_by)
     pace = LockstepPace(peer_id(number) for number in range(PEERS))
     members = make_members(MemoryNetwork(), PEERS, 1, settings=settings, pace_of=pace.of)
     await run_all(members)
@@ -117,8 +123,27 @@ async def test_one_shot_daemons_average_by_examples_and_find_one_clustering_as_t
         assert len(weights) > 1
         total = sum(sizes[other] for other in weights)
         assert weights == pytest.approx({other: sizes[other] / total for other in weights})
-    (finished,) = {log[-1][1][0].clustering for log in logs.values()}
-    assert finished
+    finished = {each: log[-1][1][0] for each, log in logs.items()}
+    (digest,) = {each.clustering for each in finished.values()}
+    assert digest
+    clustered = {each for each, log in logs.items() if effects_of(log, Cluster)}
+    assert clustered == {each for each, of in finished.items() if of.clustered_by == each}
+    assert clustered == ({peer_id(0)} if clustered_by == "one" else set(logs))
+
+
+def test_whoever_clusters_the_averages_and_weights_of_one_shot_are_the_same_bits():
+    published = {}
+    for clustered_by in ("all", "one"):
+        settings = settings_of("odcl", start_steps=60, clustered_by=clustered_by)
+        participants = make_participants(
+            digits(PEERS), model="logistic", rounds=1, settings=settings
+        )
+        simulate(participants, settings)
+        published[clustered_by] = {
+            each: (of.core.model, of.core.collaboration_weights(), of.core.snapshot().groups)
+            for each, of in participants.items()
+        }
+    assert published["all"] == published["one"]
 
 
 async def test_delays_do_not_change_a_bit_of_a_lockstep():

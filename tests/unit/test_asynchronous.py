@@ -20,12 +20,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from peer.algorithm import AlgorithmSettings
-from peer.core import PeerCore
 from peer.events import (
     Adopt,
+    AskFailed,
+    Fetch,
     FetchFailed,
     Finished,
     GradientArrived,
+    GroupsTold,
     ModelAsked,
     ModelFetched,
     NeighborsChanged,
@@ -34,7 +36,6 @@ from peer.events import (
     SendGradient,
     Started,
 )
-from peer.streams import Streams
 from protocol.errors import ConfigError
 from protocol.messages import PeerId
 from sim.links import Links
@@ -45,10 +46,20 @@ PEERS, ROUNDS = 4, 4
 NAMES = [f"peer-0{number}" for number in range(PEERS)]
 
 
-def simulate(rounds: int = ROUNDS, peers: int = PEERS, seed: int = 0, **simulate) -> Simulation:
-    return make_simulation(
-        swarm_settings(peers, rounds, seed=seed, simulate={"mode": "asynchronous", **simulate})
+CLUSTERED_BY_ONE = {"profile": "odcl", "start_steps": 3, "clustered_by": "one"}
+
+
+def simulate(
+    rounds: int = ROUNDS, peers: int = PEERS, seed: int = 0, algorithm=None, **simulate
+) -> Simulation:
+    settings = swarm_settings(
+        peers,
+        rounds,
+        seed=seed,
+        algorithm=algorithm or {},
+        simulate={"mode": "asynchronous", **simulate},
     )
+    return make_simulation(settings)
 
 
 def finish_times(log: list[Logged]) -> dict[PeerId, float]:
@@ -81,6 +92,7 @@ def networks(draw: st.DrawFn) -> dict[str, object]:
         "loss": draw(st.sampled_from([0.0, 0.2, 1.0])),
         "uplink_bytes_per_s": draw(st.sampled_from([0.0, 1e5, 1e3])),
         "fetch_timeout_s": 2 * delay_s + draw(st.sampled_from([0.001, 0.1])),
+        "algorithm": draw(st.sampled_from([{}, CLUSTERED_BY_ONE])),
         "measure_s": draw(st.sampled_from([0.0, 0.005])),
         "gradient_s": draw(st.sampled_from([0.0, 0.01])),
         "slow": draw(st.dictionaries(st.sampled_from(NAMES), st.floats(0.1, 30), max_size=2)),
@@ -112,14 +124,8 @@ def test_whatever_happens_every_peer_that_stays_does_all_its_rounds_and_replays_
 def assert_replays(simulation: Simulation, log: list[Logged], who: PeerId) -> None:
     """Feed what one peer was told to a fresh core of its own: the same effects."""
     peer = simulation.peers[who]
-    fresh = PeerCore(
-        peer_id=who,
-        settings=simulation._settings.algorithm,
-        model=simulation._new_learner(peer.name, 10, peer.examples).parameters(),
-        incarnation=0,
-        rounds=ROUNDS,
-        rng=Streams.of(simulation._settings.seed, peer.name).sampling,
-    )
+    model = simulation._new_learner(peer.name, 10, peer.examples).parameters()
+    fresh = simulation._new_core(peer.name, peer.examples, model)
     for _, each, event, effects in log:
         if each == who:
             assert list(fresh.handle(event)) == list(effects)
@@ -249,6 +255,44 @@ def test_a_late_newcomer_is_told_to_all_and_starts_from_the_best_model():
         for who in simulation.peers.keys() - {newcomer}
         for _, finished in effects_of(log, RoundFinished, who)
     )
+
+
+def clusterings(log: list[Logged]) -> dict[PeerId, tuple[str, PeerId | None]]:
+    return {
+        who: (effect.clustering, effect.clustered_by)
+        for _, who, _, effects in log
+        for effect in effects
+        if isinstance(effect, RoundFinished) and effect.round_number == 0
+    }
+
+
+def test_when_the_one_who_clusters_leaves_in_the_middle_the_next_tells_the_others():
+    algorithm = {**CLUSTERED_BY_ONE, "start_steps": 20}
+    calm = log_of(simulate(rounds=1, peers=6, algorithm=algorithm))
+    first, second, *others = (peer_id(number) for number in range(6))
+    assert {teller for _, teller in clusterings(calm).values()} == {first}
+    ((begins_s, _), *_) = effects_of(calm, Fetch, first)
+    ((ends_s, _),) = effects_of(calm, RoundFinished, first)
+    churn = {"peer-00": {"leaves_s": (begins_s + ends_s) / 2}}
+    simulation = simulate(rounds=1, peers=6, algorithm=algorithm, churn=churn)
+    log = log_of(simulation)
+    found = clusterings(log)
+    assert set(found) == {second, *others}
+    assert {teller for _, teller in found.values()} == {second}
+    assert len({digest for digest, _ in found.values()}) == 1
+    assert {time_s for time_s, _ in events_of(log, AskFailed, second)} == {
+        time_s for time_s, _ in events_of(log, NeighborsChanged, second)
+    }
+
+
+def test_a_late_peer_is_not_in_the_groups_it_is_told_and_clusters_itself():
+    algorithm = {**CLUSTERED_BY_ONE, "start_steps": 20}
+    churn = {"peer-03": {"joins_s": 5.0}}
+    log = log_of(simulate(rounds=1, algorithm=algorithm, churn=churn))
+    late = peer_id(3)
+    assert [event.peer_id for _, event in events_of(log, GroupsTold, late)] == [peer_id(0)]
+    assert sum(1 for _ in events_of(log, ModelFetched, late)) == 3
+    assert clusterings(log)[late][1] == late
 
 
 def test_nobody_sends_faster_than_its_uplink():

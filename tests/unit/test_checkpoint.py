@@ -14,6 +14,7 @@ from peer.checkpoint import Checkpoint, load_checkpoint, load_newest, save_check
 from peer.exploration import ExplorerState
 from peer.snapshot import PeerSnapshot
 from protocol.errors import CheckpointError
+from protocol.groups import Groups
 from protocol.messages import ModelSnapshot, Version
 from protocol.tensors import Layout, Tensors, TensorSpec
 
@@ -84,6 +85,18 @@ def test_what_others_are_shown_comes_back_where_it_is_another_model(tmp_path):
     core = dataclasses.replace(saved.core, shown=model(3))
     save_checkpoint(path, dataclasses.replace(saved, core=core), TASK)
     assert load_checkpoint(path, LAYOUT, TASK).core == core
+
+
+def test_who_belongs_together_comes_back_and_was_not_known_before_it_was_saved(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    saved = checkpoint()
+    core = dataclasses.replace(saved.core, groups=Groups.of({peer_id(2): 1, peer_id(1): 0}))
+    save_checkpoint(path, dataclasses.replace(saved, core=core), TASK)
+    assert load_checkpoint(path, LAYOUT, TASK).core == core
+    before = path.read_bytes().replace(b'\\"groups\\"', b'\\"nobody\\"')
+    assert before != path.read_bytes()
+    path.write_bytes(before)
+    assert load_checkpoint(path, LAYOUT, TASK).core == saved.core
 
 
 def test_others_can_read_the_own_model_with_safetensors_alone(tmp_path):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from peer.oneshot import MOST_TIMES, bounded_sizes, group
+from peer.gathering import MOST_TIMES, bounded_sizes
+from peer.oneshot import group
 from protocol.errors import ConfigError
 from protocol.messages import PeerId
 from protocol.tensors import Layout, Tensors, TensorSpec
@@ -39,7 +40,7 @@ def models(count: int = 8, seed: int = 0) -> dict[PeerId, Tensors]:
     ("clustering", "number"), [("linkage", 0), ("kmeans", 2), ("kmeans", 0), ("gradient", 2)]
 )
 def test_groups_are_found_by_direction_however_far_their_members_went(clustering, number):
-    groups = group(models(), INITIAL, clustering=clustering, num_clusters=number)
+    groups, _ = group(models(), INITIAL, clustering=clustering, num_clusters=number)
     assert list(groups.labels.values()) == [0, 1] * 4
     first = PeerId(f"{0:032x}")
     assert groups.others_of(first) == tuple(PeerId(f"{n:032x}") for n in (2, 4, 6))
@@ -49,37 +50,37 @@ def test_everybody_finds_the_same_in_whatever_order_models_came():
     ours = models()
     theirs = dict(reversed(ours.items()))
     one, other = (group(each, INITIAL, clustering="kmeans") for each in (ours, theirs))
-    assert one.labels == other.labels
-    assert (one.note, one.digest) == (other.note, other.digest)
-    assert one.note.endswith(one.digest)
+    assert one == other
+    groups, note = one
+    assert note.endswith(groups.digest)
     moved = {**ours, min(ours): ours[sorted(ours)[1]]}
-    assert group(moved, INITIAL, clustering="kmeans").digest != one.digest
+    assert group(moved, INITIAL, clustering="kmeans")[0].digest != groups.digest
 
 
 def test_a_model_that_is_not_finite_is_left_alone_by_name():
     broken = models()
     name = sorted(broken)[3]
     broken[name] = model(np.full(40, np.nan))
-    groups = group(broken, INITIAL, clustering="linkage")
+    groups, note = group(broken, INITIAL, clustering="linkage")
     assert groups.others_of(name) == ()
     assert len(groups.others_of(sorted(broken)[1])) == 2
-    assert name in groups.note
+    assert name in note
 
 
 def test_an_absurd_model_draws_nobody_near():
     absurd = models()
     name = sorted(absurd)[3]
     absurd[name] = model(1e30 * np.random.default_rng(5).normal(size=40))
-    groups = group(absurd, INITIAL, clustering="linkage")
+    groups, _ = group(absurd, INITIAL, clustering="linkage")
     assert groups.others_of(name) == ()
     assert len(groups.others_of(sorted(absurd)[0])) == 3
 
 
 def test_one_peer_and_equal_models_are_one_cluster():
     alone = {min(models()): models()[min(models())]}
-    assert group(alone, INITIAL, clustering="linkage").labels == {min(alone): 0}
+    assert group(alone, INITIAL, clustering="linkage")[0].labels == {min(alone): 0}
     equal = dict.fromkeys(models(), INITIAL)
-    assert set(group(equal, INITIAL, clustering="linkage").labels.values()) == {0}
+    assert set(group(equal, INITIAL, clustering="linkage")[0].labels.values()) == {0}
 
 
 def test_more_clusters_than_models_are_refused():

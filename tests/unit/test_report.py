@@ -80,10 +80,10 @@ def test_peers_without_test_data_or_without_a_result_are_in_no_mean(tmp_path: Pa
     assert "not finished" in output
 
 
-def clustered_run(folder: Path, digests: list[str]) -> Run:
+def clustered_run(folder: Path, digests: list[str], teller: str = "") -> Run:
     names = write_swarm(folder, [0] * len(digests), rounds=2)
     for name, digest in zip(names, digests, strict=True):
-        said = {"clustering": digest} if digest else {}
+        said = {"clustering": digest, "clustered_by": teller or name} if digest else {}
         lines = [record_line(0, {name: 1.0}, **said), record_line(1, {name: 1.0})]
         write_records(folder / "peers" / name, lines)
         write_result(folder / "peers" / name, name)
@@ -102,6 +102,14 @@ def test_the_report_says_whether_all_peers_found_the_same_clustering(tmp_path: P
     write_report(other)
     written = json.loads((tmp_path / "other" / "summary.json").read_text())
     assert list(written["clusterings"].values()) == [digest or None for digest in digests]
+
+
+def test_the_report_says_who_told_the_others_of_its_clustering(tmp_path: Path) -> None:
+    told = clustered_run(tmp_path, ["0123456789abcdef"] * 3, teller="peer-01")
+    assert (
+        "all 3 peers found the same clustering (digest 0123456789abcdef); peer-01 told 2 of them"
+    ) in " ".join(printed(told, 200).split())
+    assert summarize(told).clustered_by == dict.fromkeys(told.names, "peer-01")
 
 
 def test_a_run_that_clustered_nothing_says_nothing_of_it(tmp_path: Path) -> None:
