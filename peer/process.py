@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from peer.allocator import keep_freed_memory
 from peer.assembly import new_learner, split_examples, without_holdout
 from peer.checkpoint import Checkpoint, load_newest, save_checkpoint
 from peer.collection import load_own
@@ -91,6 +92,7 @@ def run_peer(settings: PeerSettings, base: Path, options: RunOptions) -> None:
     Raises:
         CoterieError: Settings, data, model, keys, address or checkpoint can't be used.
     """
+    keep_freed_memory()
     torch.set_num_threads(settings.training.threads)
     state = resolve(base, settings.state or f"state/{settings.name}")
     state.mkdir(parents=True, exist_ok=True)
