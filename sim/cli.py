@@ -35,7 +35,7 @@ in use, 6 checkpoint, 7 swarm processes, 8 run folder, 9 protocol, 10 files and 
 130 a swarm stopped by Ctrl-C
 """
 
-# Modules are imported when their command is, so that `coterie --help` need not wait for torch.
+# A module is imported when its command is given: to import all of them takes a tenth of a second.
 _COMMANDS = {
     "swarm": ("sim.swarm", "run many peers on this machine and report"),
     "simulate": ("sim.simulate", "run many peers in one process, reproducibly, and report"),
@@ -70,15 +70,13 @@ def _parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module_name, summary) in _COMMANDS.items():
-        module = _module(module_name)
         command = commands.add_parser(
-            name,
-            help=summary,
-            description=module.DESCRIPTION,
-            epilog=module.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        module.add_arguments(command)
+        if name in argv:
+            module = _module(module_name)
+            command.description, command.epilog = module.DESCRIPTION, module.EPILOG
+            module.add_arguments(command)
     return parser, parser.parse_args(argv)
 
 
