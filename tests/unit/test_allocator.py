@@ -45,5 +45,5 @@ def page_faults(freed_memory: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other C libraries are left as they are")
-def test_a_learner_that_keeps_what_it_freed_needs_no_new_memory_for_later_batches() -> None:
+def test_a_learner_that_keeps_what_it_freed_needs_no_new_memory_for_later_batches():
     assert 10 * page_faults("keep") < page_faults("return")
