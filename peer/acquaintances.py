@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -87,6 +89,52 @@ class Acquaintances:
                 self.kept.pop(peer_id, None)
             else:
                 self.loss_averages[peer_id] = average
+
+    def jumped(self, losses: Mapping[PeerId, float], alarm: float) -> set[PeerId]:
+        """Return whose losses are above their averages by more than `alarm`; 0 is nobody's."""
+        return {
+            peer_id
+            for peer_id, loss in losses.items()
+            if 0.0 < alarm < loss - self._average(peer_id)
+        }
+
+    def hold(
+        self,
+        losses: Mapping[PeerId, float],
+        trained: Collection[PeerId],
+        jumped: Collection[PeerId],
+        round_number: int,
+        beta: float | None,
+    ) -> None:
+        """Leave the averages as they are, but of those who have changed and of others than friends.
+
+        Once a peer trains on what it measures on, its own model does, and friends do by its
+        gradients: their losses fall, and say nothing, unless one jumps. Others, looked at beside
+        them, are still measured fairly. They get the average that they would have had before, when
+        losses were higher by what the median of the trained ones' has fallen since.
+
+        Args:
+            losses: Of this round.
+            trained: The own model and the sampled neighbors.
+            jumped: Whose losses did.
+            round_number: The round.
+            beta: See `fold`.
+        """
+        falls = (self._average(peer_id) - losses.get(peer_id, math.nan) for peer_id in trained)
+        fallen = [fall for fall in falls if math.isfinite(fall)]
+        shift = statistics.median(fallen) if fallen else 0.0
+        self.measured_at |= dict.fromkeys(losses, round_number)
+        folded = {}
+        for peer_id, loss in sorted(losses.items()):
+            known = peer_id in self.loss_averages
+            if peer_id in jumped or not math.isfinite(loss):
+                folded[peer_id] = loss
+            elif peer_id not in trained or not known:
+                self.loss_averages[peer_id] = loss + shift
+        self.fold(folded, round_number, beta)
+
+    def _average(self, peer_id: PeerId) -> float:
+        return self.loss_averages.get(peer_id, math.inf)
 
     def weights(
         self,

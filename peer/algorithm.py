@@ -76,9 +76,10 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Which examples the E-step measures on; a holdout is not trained on. Paper: train."""
     holdout_fraction: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.2
     """Part of the local training examples that is the holdout, when measuring on it."""
-    final_full: Fraction = 0.4
-    """Last part of the rounds, if their number is known, in which weights stay as they are and the
-    holdout is trained on, too: else a peer would know less than one that learns alone. Paper: 0."""
+    final_full: Fraction = 0.8
+    """Last part of the rounds, if their number is known, in which weights stay and the holdout is
+    trained on, too: else a peer would know less than one that learns alone. See `alarm`; who has
+    changed, or is new, still gets another weight. Paper: 0."""
     start: Literal["oneshot", "cold"] = "oneshot"
     """`oneshot` takes `start_steps` local steps before the first exchange, so that the first losses
     already tell friends from strangers. Paper: cold."""
@@ -131,8 +132,10 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     survey: Natural = 16
     """Most peers that a newcomer measures at once at its start, and anybody after an alarm."""
     alarm: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
-    """A loss of the own model so far above its average says that the data have changed: others are
-    surveyed anew. In units of the loss; 0 never alarms, as in the paper."""
+    """A loss so far above its average says that the data have changed: if it is the own model's,
+    others are surveyed anew, and the last rounds wait until weights have settled again; if it is a
+    friend's, its weight falls even in the last rounds. In units of the loss; 0 never alarms, as in
+    the paper."""
     adopt_after: Natural = 10
     """A newcomer starts from the best measured model that is at least this many rounds old; with 0
     it never does, as in the paper."""
@@ -192,6 +195,7 @@ _THRIFTY: Mapping[str, Any] = {
     "num_neighbors": 6,
     "temperature": 1.0,
     "min_gradient_weight": 0.02,
+    "final_full": 0.4,
 }
 
 PROFILES: Mapping[str, Mapping[str, Any]] = {

@@ -94,6 +94,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
         "rng_state": core.rng_state,
         "shows_other": core.shown is not None,
         "groups": None if core.groups is None else core.groups.labels,
+        "measuring_until": core.measuring_until,
         "totals": dict(checkpoint.totals),
     }
     if (memory := checkpoint.memory) is not None:
@@ -193,6 +194,7 @@ def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) 
         rng_state=metadata["rng_state"],
         shown=_tensors("shown", entries, layout) if metadata.get("shows_other") else None,
         groups=Groups.of(metadata["groups"]) if metadata.get("groups") else None,
+        measuring_until=metadata.get("measuring_until", 0),
     )
     prefix = "optimizer/"
     optimizer = {

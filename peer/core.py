@@ -55,6 +55,7 @@ from peer.events import (
 )
 from peer.exploration import Candidates, Explorer
 from peer.gathering import Gathering, bounded_sizes
+from peer.horizon import Horizon
 from peer.learner import Batch
 from peer.snapshot import PeerSnapshot
 from protocol.errors import LocalProtocolError
@@ -85,6 +86,9 @@ class PeerCore:
         rng: Decides who is sampled; nothing else is random.
         restored: A saved state to go on from.
         num_examples: How many the peer trains on, for who averages by that; 0 is not to say.
+
+    Attributes:
+        horizon: Which rounds are the last ones.
     """
 
     def __init__(
@@ -101,8 +105,9 @@ class PeerCore:
     ) -> None:
         self._peer_id = peer_id
         self._settings = settings
-        self._rounds = rounds
         self._rng = rng
+        until = restored.measuring_until if restored is not None else 0
+        self.horizon = Horizon(rounds, settings.final_full, until)
         self._phase = _Phase.IDLE
         self._round_number = 0
         self._known = Acquaintances(
@@ -137,6 +142,7 @@ class PeerCore:
         self._verdicts: Counter[Verdict] = Counter()
         self._gathering = Gathering(peer_id, settings, restored.groups if restored else None)
         self._sizes: dict[PeerId, int] | None = None  # n_i of the cluster that the round goes by
+        self._is_final = False
         self._boundary = self._snapshot()
 
     @property
@@ -252,10 +258,11 @@ class PeerCore:
 
     def _begin_round(self) -> list[Effect]:
         self._boundary = self._snapshot()
-        if self._rounds is not None and self._round_number >= self._rounds:
+        if self.horizon.is_over(self._round_number):
             self._phase = _Phase.IDLE
             return [Finished()]
         self._phase = _Phase.E_STEP
+        self._is_final = self.horizon.is_final(self._round_number)
         self._verdicts = Counter()
         self._own_gradient = None
         self._losses = {}
@@ -263,9 +270,8 @@ class PeerCore:
         self._differentiating = set()
         self._awaited = set()
         effects = self._fetch(self._choose_neighbors())
-        if not self._is_final:
-            self._awaited.add(self._peer_id)
-            effects.append(Measure(self._peer_id, self._round_number, self._model.tensors))
+        self._awaited.add(self._peer_id)
+        effects.append(Measure(self._peer_id, self._round_number, self._model.tensors))
         if self._settings.anchor and self._settings.exchange == "gradients":
             effects.append(self._differentiate(self._peer_id))
         return [*effects, *self._after_e_step()]
@@ -283,13 +289,6 @@ class PeerCore:
         return effects
 
     @property
-    def _is_final(self) -> bool:
-        """Whether this is one of the last rounds, whose weights stay as they are."""
-        if self._rounds is None:
-            return False
-        return self._round_number >= self._rounds - int(self._settings.final_full * self._rounds)
-
-    @property
     def _is_gathering(self) -> bool:
         """Whether this is the round in which a newcomer learns its cluster."""
         return self._newcomer and self._round_number == 0 and self._settings.warm_start == "odcl"
@@ -297,7 +296,7 @@ class PeerCore:
     @property
     def _is_one_shot(self) -> bool:
         """Whether models are exchanged once only: nobody needs a holdout, nor a newer model."""
-        return self._is_gathering and self._rounds == 1
+        return self._is_gathering and self.horizon.rounds == 1
 
     def _choose_neighbors(self) -> set[PeerId]:
         """Choose whom to sample, and return all whose models are wanted."""
@@ -310,16 +309,14 @@ class PeerCore:
         weights = self.training_weights()
         weights.pop(self._peer_id, None)
         stale = self._round_number - self._settings.refresh_after
-        if self._is_final:
-            choice = self._explorer.settle(self._neighbors, weights)
-        else:
-            choice = self._explorer.choose(
-                self._neighbors,
-                weights,
-                self._known.recommended(),
-                self._known.measured_since(stale),
-                self._known.loss_averages.keys(),
-            )
+        choose = self._explorer.settle if self._is_final else self._explorer.choose
+        choice = choose(
+            self._neighbors,
+            weights,
+            self._known.recommended(),
+            self._known.measured_since(stale),
+            self._known.loss_averages.keys(),
+        )
         self._sampled = choice.sampled
         wanted = {*choice.sampled, *choice.probed}
         if self._settings.exchange == "gradients":
@@ -330,7 +327,7 @@ class PeerCore:
         if self._phase is not _Phase.E_STEP or peer_id not in self._awaited:
             return []
         self._known.keep(peer_id, snapshot, self._round_number)
-        if self._is_final or self._is_gathering:
+        if self._is_gathering:
             return self._have_at_hand(peer_id)
         return [Measure(peer_id, self._round_number, snapshot.tensors)]
 
@@ -340,8 +337,6 @@ class PeerCore:
         if self._phase is not _Phase.E_STEP or peer_id not in self._awaited or kept is None:
             return []
         self._known.confirm(peer_id, self._round_number)
-        if self._is_final:
-            return self._have_at_hand(peer_id)
         if kept.loss is None:
             return [Measure(peer_id, self._round_number, kept.snapshot.tensors)]
         return self._take_loss(peer_id, kept.loss)
@@ -424,12 +419,20 @@ class PeerCore:
         return self._begin_m_step()
 
     def _update_averages(self) -> None:
-        """Fold the round's losses into the averages; a sudden loss of the own model alarms."""
-        own = self._known.loss_averages.get(self._peer_id, float("inf"))
-        alarm = self._settings.alarm
-        if alarm > 0 and self._losses.get(self._peer_id, 0.0) - own > alarm:
+        """Fold the round's losses into the averages; a sudden loss of the own model alarms.
+
+        In the last rounds averages stay, unless the own data or those of another have changed.
+        """
+        number, how = self._round_number, self._settings
+        jumped = self._known.jumped(self._losses, how.alarm)
+        if self._peer_id in jumped:
             self._explorer.begin_survey(self._neighbors)
-        self._known.fold(self._losses, self._round_number, self._settings.forgetting)
+            self.horizon.begin_anew(number)
+        if self._is_final and self._peer_id not in jumped:
+            trained = (*self._sampled, self._peer_id)
+            self._known.hold(self._losses, trained, jumped, number, how.forgetting)
+        else:
+            self._known.fold(self._losses, number, how.forgetting)
         for peer_id in self._losses:
             self._explorer.measured(peer_id)
 
@@ -464,7 +467,7 @@ class PeerCore:
 
     def _batches(self) -> tuple[Batch, ...]:
         """The round's batches, one for each of its steps; none where the last average closes."""
-        if self._settings.exchange == "average" and self._round_number + 1 == self._rounds:
+        if self._settings.exchange == "average" and self.horizon.is_over(self._round_number + 1):
             return ()
         first = self._settings.steps_after(self._round_number)
         numbers = range(first, first + self._settings.exchange_every)
@@ -584,6 +587,7 @@ class PeerCore:
             rng_state=self._rng.bit_generator.state,
             shown=self._shown,
             groups=self._gathering.groups,
+            measuring_until=self.horizon.measuring_until,
         )
 
     def _weights_over(self, others: Collection[PeerId]) -> dict[PeerId, float]:

@@ -130,23 +130,42 @@ class Explorer:
             fresh: Peers measured lately, whom nobody need propose.
             known: Peers ever measured.
         """
-        best = best_neighbors(candidates.ordered, weights, self._settings.num_neighbors, self._rng)
-        earned = self._earned(best, weights)
-        complete = len(earned) == self._settings.num_neighbors
-        if not complete:
-            self._state.budget = max(self._settings.min_probes, self._settings.probes)
+        best, earned = self._best(candidates, weights)
         proposals = self._proposals(candidates, friends, fresh, known)
         sampled = self._sample(candidates.ordered, best, earned, proposals, known)
         probed = self._surveyed(candidates.members)
         probed.update(self._probe(candidates.ordered, proposals, known, {*sampled, *probed}))
-        self._turn(complete=complete)
+        self._turn(complete=len(earned) == self._settings.num_neighbors)
         return Choice(sampled, frozenset(probed.difference(sampled)))
 
-    def settle(self, candidates: Candidates, weights: Mapping[PeerId, float]) -> Choice:
-        """Choose the best neighbors that gradients may go to, and look at nobody else any more."""
-        least, count = self._settings.min_gradient_weight, self._settings.num_neighbors
-        best = best_neighbors(candidates.ordered, weights, count, self._rng)
-        return Choice(tuple(each for each in best if weights.get(each, 0.0) >= least), frozenset())
+    def settle(
+        self,
+        candidates: Candidates,
+        weights: Mapping[PeerId, float],
+        friends: Mapping[PeerId, Collection[PeerId]],
+        fresh: Collection[PeerId],
+        known: Collection[PeerId],
+    ) -> Choice:
+        """Choose as in a last round: only the best that gradients may go to have places.
+
+        Beside them come whoever insists, some at a time, as it may have become a friend, and the
+        usual probes.
+
+        Args:
+            candidates: See `choose`, as for the others.
+            weights: The weights.
+            friends: Best collaborators of others.
+            fresh: Peers measured lately.
+            known: Peers ever measured.
+        """
+        best, earned = self._best(candidates, weights)
+        least = self._settings.min_gradient_weight
+        sampled = tuple(each for each in best if weights.get(each, 0.0) >= least)
+        proposals = self._proposals(candidates, friends, fresh, known)
+        probed = set(proposals[: math.ceil(self._settings.probes)])
+        probed.update(self._probe(candidates.ordered, [], known, {*sampled, *probed}))
+        self._turn(complete=len(earned) == self._settings.num_neighbors)
+        return Choice(sampled, frozenset(probed.difference(sampled)))
 
     def snapshot(self) -> ExplorerState:
         """Return a copy of what is remembered."""
@@ -157,6 +176,17 @@ class Explorer:
             insisting=set(state.insisting),
             budget=state.budget,
         )
+
+    def _best(
+        self, candidates: Candidates, weights: Mapping[PeerId, float]
+    ) -> tuple[tuple[PeerId, ...], list[PeerId]]:
+        """Return the M best, and who of them earns its place; while some do not, look around."""
+        count, settings = self._settings.num_neighbors, self._settings
+        best = best_neighbors(candidates.ordered, weights, count, self._rng)
+        earned = self._earned(best, weights)
+        if len(earned) < count:
+            self._state.budget = max(settings.min_probes, settings.probes)
+        return best, earned
 
     def _turn(self, *, complete: bool) -> None:
         """Go on to the next round; who mixes the own model asks again before it is forgotten."""

@@ -165,6 +165,7 @@ class _Peer:
                 intake,
                 num_classes=self._num_classes,
                 rng=streams.memory,
+                horizon=self._core.horizon,
                 mixture=partial(mixture_of, self._keys.peer_id, self._core),
                 on_examples=self._examples_changed,
             )

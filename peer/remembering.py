@@ -16,6 +16,7 @@ from peer.collection import Collection, read_new
 from peer.config import PeerSettings, resolve
 from peer.daemon import Daemon
 from peer.data import Dataset, Examples, Split
+from peer.horizon import Horizon
 from peer.inbox import Inbox, Waiting
 from peer.learner import Learner
 from peer.memory import Memory, SavedMemory
@@ -114,6 +115,7 @@ class Remembering:
         *,
         num_classes: int,
         rng: np.random.Generator,
+        horizon: Horizon,
         mixture: Callable[[], Mixture],
         on_examples: Callable[[Split], None],
     ) -> Remembering:
@@ -126,7 +128,7 @@ class Remembering:
         personalization = settings.personalization
         return cls(
             Memory(personalization, learner, intake.collection, num_classes, rng),
-            Schedule.of(personalization, settings.algorithm, settings.rounds or None),
+            Schedule(every=personalization.every, horizon=horizon),
             mixture,
             intake=intake,
             on_examples=on_examples,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peer.algorithm import AlgorithmSettings
-from peer.config import PersonalizationSettings
+from peer.horizon import Horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,27 +13,18 @@ class Schedule:
 
     Attributes:
         every: Rounds from one renewal to the next.
-        rounds: Of the peer in all; None for ever.
-        tunable: Rounds after which the models of the mixture have not trained on the holdout yet.
+        horizon: Of the peer: its last rounds train on the holdout.
     """
 
     every: int
-    rounds: int | None
-    tunable: int | None
-
-    @classmethod
-    def of(
-        cls, settings: PersonalizationSettings, algorithm: AlgorithmSettings, rounds: int | None
-    ) -> Schedule:
-        """Return the schedule of a peer with these settings."""
-        # As `PeerCore` counts its final rounds, whose batches hold the holdout.
-        tunable = None if rounds is None else rounds - int(algorithm.final_full * rounds)
-        return cls(every=settings.every, rounds=rounds, tunable=tunable)
+    horizon: Horizon
 
     def is_due(self, rounds_done: int) -> bool:
         """Say whether the memory is to be renewed after so many rounds."""
-        return rounds_done % self.every == 0 or rounds_done in (self.rounds, self.tunable)
+        last = (self.horizon.rounds, self.horizon.settles_at)
+        return rounds_done % self.every == 0 or rounds_done in last
 
     def may_tune(self, rounds_done: int) -> bool:
         """Say whether the holdout still judges fairly after so many rounds."""
-        return self.tunable is None or rounds_done <= self.tunable
+        settles_at = self.horizon.settles_at
+        return settles_at is None or rounds_done <= settles_at

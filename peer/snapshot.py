@@ -27,6 +27,7 @@ class PeerSnapshot:
         rng_state: The sampling generator's state.
         shown: What others are shown instead of the own model; None where that is what they see.
         groups: Who belongs together, as others are told; None where nobody asks.
+        measuring_until: The round before which weights don't settle, since the data have changed.
     """
 
     round_number: int
@@ -38,3 +39,4 @@ class PeerSnapshot:
     rng_state: Mapping[str, Any]
     shown: Tensors | None = None
     groups: Groups | None = None
+    measuring_until: int = 0

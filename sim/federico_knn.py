@@ -14,6 +14,7 @@ from peer.algorithm import AlgorithmSettings
 from peer.collection import Collection
 from peer.config import PersonalizationSettings, check_personalization
 from peer.core import PeerCore
+from peer.data import Split
 from peer.learner import Learner
 from peer.memory import Memory
 from peer.mixture import Mixture
@@ -22,7 +23,7 @@ from peer.schedule import Schedule
 from protocol.errors import ConfigError
 from protocol.messages import PeerId
 from sim.cohort import Budget, Member, Outcome
-from sim.federico import rounds_within, run_rounds, settings_of
+from sim.federico import run_rounds, settings_of
 
 SETTINGS = tuple(PersonalizationSettings.__struct_fields__)
 
@@ -39,8 +40,8 @@ def federico_knn(
     """Run FedeRiCo; then each peer remembers.
 
     λ is chosen on the holdout before the final rounds, which train on it; the memory is renewed
-    once more by what the last round left. Where data drift half-way, it remembers what they became,
-    as long as `final_full` is one half at most.
+    once more by what the last round left. Where data drift half-way, it remembers what they became;
+    a peer that doesn't notice in time to choose λ anew predicts without its memory.
 
     Args:
         members: The peers.
@@ -59,7 +60,7 @@ def federico_knn(
     others = {name: value for name, value in changes.items() if name not in SETTINGS}
     algorithm = settings_of(profile, others)
     settings = _settings({**own, "embedding": embedding}, algorithm)
-    memories = _Memories(settings, algorithm, rounds_within(budget, algorithm), rng)
+    memories = _Memories(settings, rng)
     outcome = run_rounds(members, budget, rng, algorithm, memories.after_round)
     return replace(
         outcome,
@@ -78,16 +79,10 @@ class _Memories:
         mixtures: What each peer predicted with when its memory was last renewed.
     """
 
-    def __init__(
-        self,
-        settings: PersonalizationSettings,
-        algorithm: AlgorithmSettings,
-        rounds: int,
-        rng: np.random.Generator,
-    ) -> None:
+    def __init__(self, settings: PersonalizationSettings, rng: np.random.Generator) -> None:
         self._settings = settings
-        self._schedule = Schedule.of(settings, algorithm, rounds)
         self._rng = rng
+        self._remembered: dict[PeerId, Split] = {}
         self.of: dict[PeerId, Memory] = {}
         self.mixtures: dict[PeerId, Mixture] = {}
 
@@ -97,14 +92,16 @@ class _Memories:
         Raises:
             DataError: A model has diverged.
         """
-        done, schedule = core.round_number, self._schedule
-        if done not in (schedule.tunable, schedule.rounds):
+        done, horizon = core.round_number, core.horizon
+        if done not in (horizon.settles_at, horizon.rounds):
             return
         peer_id = member.peer_id
         mixture = mixture_of(peer_id, core)
-        if peer_id not in self.of:
+        if self._remembered.get(peer_id) is not member.split:
             self.of[peer_id] = self._new_memory(member, learner, mixture)
-        self.of[peer_id].renew(mixture, done, may_tune=schedule.may_tune(done))
+            self._remembered[peer_id] = member.split
+        may_tune = Schedule(every=self._settings.every, horizon=horizon).may_tune(done)
+        self.of[peer_id].renew(mixture, done, may_tune=may_tune)
         self.mixtures[peer_id] = mixture
 
     def _new_memory(self, member: Member, learner: Learner, mixture: Mixture) -> Memory:

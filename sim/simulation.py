@@ -107,7 +107,6 @@ class Simulation:
             for name, part in zip(self._ids, slices, strict=True)
         }
         self._half = (settings.rounds + 1) // 2
-        self._schedule = Schedule.of(settings.personalization, settings.algorithm, settings.rounds)
         self._began_s = time.monotonic()
         self.engine = self._new_engine()
 
@@ -308,8 +307,10 @@ class Simulation:
     def _renew(self, peer: SimulatedPeer) -> None:
         """Renew a peer's memory where it is due; where a model diverged, it stays as it was."""
         rounds_done = peer.core.round_number
-        if peer.memory is not None and self._schedule.is_due(rounds_done):
-            may_tune = self._schedule.may_tune(rounds_done)
+        every = self._settings.personalization.every
+        schedule = Schedule(every=every, horizon=peer.core.horizon)
+        if peer.memory is not None and schedule.is_due(rounds_done):
+            may_tune = schedule.may_tune(rounds_done)
             with suppress(DataError):
                 mixture = mixture_of(peer.peer_id, peer.core)
                 peer.memory.renew(mixture, rounds_done, may_tune=may_tune)

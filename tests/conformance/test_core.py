@@ -366,11 +366,12 @@ def test_in_the_last_rounds_weights_stay_and_the_holdout_is_trained_on():
     core.handle(ModelFetched(FRIEND, 0, snapshot(0)))
     core.handle(Measured(FRIEND, 0, 2.0))
     effects = do_own_work_with_friend(core)
-    assert Measure not in kinds(effects)
     (own,) = [effect for effect in effects if isinstance(effect, Differentiate)]
     assert own.batch == Batch(1, full=True)
     before = core.training_weights()
-    (theirs,) = core.handle(ModelFetched(FRIEND, 1, snapshot(1)))
+    core.handle(Measured(ME, 1, 0.1))
+    core.handle(ModelFetched(FRIEND, 1, snapshot(1)))
+    (theirs,) = core.handle(Measured(FRIEND, 1, 0.5))
     assert (theirs.peer_id, theirs.batch) == (FRIEND, Batch(1, full=True))
     core.handle(Differentiated(FRIEND, 1, tensors(1.0), 4))
     core.handle(Differentiated(ME, 1, tensors(1.0), 4))
@@ -384,8 +385,9 @@ def test_in_the_last_rounds_weights_stay_and_the_holdout_is_trained_on():
 def test_a_last_round_without_anybody_to_fetch_closes_by_the_own_gradient_alone():
     core = make_core(rounds=1, final_full=1.0)
     effects = core.handle(Started(frozenset({FRIEND})))
-    assert kinds(effects) == [Publish, Differentiate]
-    assert kinds(core.handle(Differentiated(ME, 0, tensors(1.0), 4))) == [ReadyToClose]
+    assert kinds(effects) == [Publish, Measure, Differentiate]
+    core.handle(Differentiated(ME, 0, tensors(1.0), 4))
+    assert kinds(core.handle(Measured(ME, 0, 1.0))) == [ReadyToClose]
 
 
 def averaging_core(**settings):

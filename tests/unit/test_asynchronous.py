@@ -154,7 +154,7 @@ def test_a_straggler_delays_nobody():
     fast = finish_times(log_of(simulate(rounds=8)))
     slow = finish_times(log_of(simulate(rounds=8, slow={"peer-02": 20.0})))
     straggler = peer_id(2)
-    assert slow[straggler] > 15 * fast[straggler]
+    assert slow[straggler] > 10 * fast[straggler]  # its work takes 20 times as long, not its links
     for who in fast.keys() - {straggler}:
         assert slow[who] <= 1.05 * fast[who]
 

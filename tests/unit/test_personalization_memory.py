@@ -17,6 +17,7 @@ from peer.collection import Collection
 from peer.config import PersonalizationSettings, build_settings
 from peer.data import Examples
 from peer.events import Differentiate, Step, Train
+from peer.horizon import Horizon
 from peer.learner import TrainingSettings
 from peer.memory import Memory, SavedMemory
 from peer.mixture import Mixture
@@ -118,7 +119,7 @@ def test_lambda_is_chosen_last_right_before_a_core_first_trains_on_the_holdout(f
     learners = {each: member.learner for each, member in made.items()}
     cores = {each: member.core for each, member in made.items()}
     Lockstep(cores, LearnerCrowd(learners), bits=settings.bits, on_event=on_event).run()
-    schedule = Schedule.of(SETTINGS, settings, rounds)
+    schedule = Schedule(every=SETTINGS.every, horizon=Horizon(rounds, final_full))
     last = max(done for done in range(rounds + 1) if schedule.may_tune(done))
     assert last == min(trained_on_it, default=rounds)
     assert schedule.is_due(last)
@@ -127,7 +128,7 @@ def test_lambda_is_chosen_last_right_before_a_core_first_trains_on_the_holdout(f
 
 
 def test_a_peer_without_end_tunes_for_ever():
-    schedule = Schedule.of(SETTINGS, AlgorithmSettings(), None)
+    schedule = Schedule(every=SETTINGS.every, horizon=Horizon(None, 0.8))
     assert [done for done in range(50) if schedule.is_due(done)] == [0, 20, 40]
     assert schedule.may_tune(10**9)
 
