@@ -382,6 +382,53 @@ def test_in_the_last_rounds_weights_stay_and_the_holdout_is_trained_on():
     assert core.mixture()[FRIEND] == tensors(1.0)
 
 
+def core_in_its_last_rounds(rounds: int = 4):
+    """Round 0 of the four is measured; the others are the last ones."""
+    core = make_core(rounds=rounds, final_full=0.75, num_neighbors=1, epsilon=0.0, alarm=1.0)
+    core.handle(Started(frozenset({FRIEND})))
+    core.handle(ModelFetched(FRIEND, 0, snapshot(0)))
+    core.handle(Measured(FRIEND, 0, 2.0))
+    do_own_work_with_friend(core)
+    return core
+
+
+def do_round(core, *, own: float, friend: float):
+    number = core.round_number
+    core.handle(Measured(ME, number, own))
+    core.handle(ModelFetched(FRIEND, number, snapshot(number)))
+    core.handle(Measured(FRIEND, number, friend))
+    for whose in (ME, FRIEND):
+        core.handle(Differentiated(whose, number, tensors(1.0), 4))
+    core.handle(RoundClosed(number))
+    return core.handle(Stepped(number, tensors(number + 1.0)))
+
+
+def own_batch(effects) -> Batch:
+    (own,) = [each for each in effects if isinstance(each, Differentiate) and each.peer_id == ME]
+    return own.batch
+
+
+def test_data_that_change_in_the_last_rounds_are_measured_for_as_long_as_at_first():
+    core = core_in_its_last_rounds()
+    effects = do_round(core, own=9.0, friend=9.0)
+    assert own_batch(effects) == Batch(2)  # not on the holdout
+    assert core.snapshot().measuring_until == 3
+    before = core.training_weights()
+    effects = do_round(core, own=9.0, friend=1.0)
+    assert core.training_weights()[FRIEND] > before[FRIEND]
+    assert own_batch(effects) == Batch(3, full=True)  # settled again
+
+
+def test_a_friend_that_changes_loses_its_weight_in_the_last_rounds_too():
+    core = core_in_its_last_rounds()
+    before = core.training_weights()
+    do_round(core, own=0.1, friend=2.9)
+    assert core.training_weights() == before
+    do_round(core, own=0.1, friend=7.0)
+    assert core.training_weights()[FRIEND] < 0.01 < before[FRIEND]
+    assert core.snapshot().measuring_until == 0
+
+
 def test_a_last_round_without_anybody_to_fetch_closes_by_the_own_gradient_alone():
     core = make_core(rounds=1, final_full=1.0)
     effects = core.handle(Started(frozenset({FRIEND})))

@@ -87,6 +87,14 @@ def test_what_others_are_shown_comes_back_where_it_is_another_model(tmp_path):
     assert load_checkpoint(path, LAYOUT, TASK).core == core
 
 
+def test_how_long_changed_data_are_measured_comes_back(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    saved = checkpoint()
+    core = dataclasses.replace(saved.core, measuring_until=17)
+    save_checkpoint(path, dataclasses.replace(saved, core=core), TASK)
+    assert load_checkpoint(path, LAYOUT, TASK).core == core
+
+
 def test_who_belongs_together_comes_back_and_was_not_known_before_it_was_saved(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     saved = checkpoint()

@@ -261,6 +261,37 @@ def test_probes_look_for_peers_never_measured_and_end_when_there_are_none():
     assert choose(explorer, candidates(12), known=known).probed == frozenset()
 
 
+def settle(explorer, weights, fresh=(), known=()):
+    return explorer.settle(candidates(), weights, {}, fresh, {*weights, *known})
+
+
+def test_a_last_round_samples_the_best_that_gradients_may_go_to_and_nobody_else():
+    explorer = make_explorer(epsilon=1.0, probes=0.0, min_probes=0.0, min_gradient_weight=0.05)
+    weights = {EVERYONE[3]: 0.5, EVERYONE[4]: 0.06, EVERYONE[5]: 0.04}
+    choice = settle(explorer, weights)
+    assert choice.sampled == (EVERYONE[3], EVERYONE[4])
+    assert choice.probed == frozenset()
+
+
+def test_a_last_round_looks_at_who_insists_a_few_at_a_time():
+    explorer = make_explorer(probes=2.0, min_probes=0.0)
+    weights = friends_of(3, 4, 5)
+    askers = set(EVERYONE[20:25])
+    for _ in range(2):
+        for asker in askers:
+            explorer.asked_by(asker)
+        choice = settle(explorer, weights, fresh={EVERYONE[20]}, known=EVERYONE)
+    assert len(choice.probed) == 2
+    assert choice.probed < askers - {EVERYONE[20]}
+
+
+def test_a_last_round_goes_on_probing_strangers_as_long_as_places_are_not_earned():
+    explorer = make_explorer(probes=2.0, min_probes=0.0)
+    assert len(settle(explorer, friends_of(3)).probed) == 2
+    settled = [settle(explorer, friends_of(3, 4, 5)).probed for _ in range(100)]
+    assert not any(settled[50:])
+
+
 def test_lasting_probes_look_at_anybody_once_all_are_known():
     explorer = make_explorer(probes=2.0, min_probes=0.1, num_neighbors=1, epsilon=0.0)
     chosen = [
