@@ -79,7 +79,8 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     final_full: Fraction = 0.8
     """Last part of the rounds, if their number is known, in which weights stay and the holdout is
     trained on, too: else a peer would know less than one that learns alone. See `alarm`; who has
-    changed, or is new, still gets another weight. Paper: 0."""
+    changed, or is new, still gets another weight. Half of it, at most, goes to the search of a peer
+    that has not found its friends yet. Paper: 0."""
     start: Literal["oneshot", "cold"] = "oneshot"
     """`oneshot` takes `start_steps` local steps before the first exchange, so that the first losses
     already tell friends from strangers. Paper: cold."""

@@ -106,7 +106,7 @@ class PeerCore:
         self._peer_id = peer_id
         self._settings = settings
         self._rng = rng
-        until = restored.measuring_until if restored is not None else 0
+        until = restored.measuring_until if restored else 0
         self.horizon = Horizon(rounds, settings.final_full, until)
         self._phase = _Phase.IDLE
         self._round_number = 0
@@ -142,7 +142,7 @@ class PeerCore:
         self._verdicts: Counter[Verdict] = Counter()
         self._gathering = Gathering(peer_id, settings, restored.groups if restored else None)
         self._sizes: dict[PeerId, int] | None = None  # n_i of the cluster that the round goes by
-        self._is_final = False
+        self._is_final = self.horizon.is_final(self._round_number - 1)
         self._boundary = self._snapshot()
 
     @property
@@ -262,6 +262,9 @@ class PeerCore:
             self._phase = _Phase.IDLE
             return [Finished()]
         self._phase = _Phase.E_STEP
+        known = self._known.loss_averages
+        if not self._is_final and self._explorer.is_searching(self._neighbors, known):
+            self.horizon.postpone(self._round_number)
         self._is_final = self.horizon.is_final(self._round_number)
         self._verdicts = Counter()
         self._own_gradient = None
@@ -419,20 +422,16 @@ class PeerCore:
         return self._begin_m_step()
 
     def _update_averages(self) -> None:
-        """Fold the round's losses into the averages; a sudden loss of the own model alarms.
-
-        In the last rounds averages stay, unless the own data or those of another have changed.
-        """
-        number, how = self._round_number, self._settings
-        jumped = self._known.jumped(self._losses, how.alarm)
+        """Fold the round's losses into the averages, or hold those; a jump of the own one alarms."""
+        number, beta = self._round_number, self._settings.forgetting
+        jumped = self._known.jumped(self._losses, self._settings.alarm)
         if self._peer_id in jumped:
             self._explorer.begin_survey(self._neighbors)
             self.horizon.begin_anew(number)
         if self._is_final and self._peer_id not in jumped:
-            trained = (*self._sampled, self._peer_id)
-            self._known.hold(self._losses, trained, jumped, number, how.forgetting)
+            self._known.hold(self._losses, (*self._sampled, self._peer_id), jumped, number, beta)
         else:
-            self._known.fold(self._losses, number, how.forgetting)
+            self._known.fold(self._losses, number, beta)
         for peer_id in self._losses:
             self._explorer.measured(peer_id)
 

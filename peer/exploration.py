@@ -138,6 +138,16 @@ class Explorer:
         self._turn(complete=len(earned) == self._settings.num_neighbors)
         return Choice(sampled, frozenset(probed.difference(sampled)))
 
+    def is_searching(self, candidates: Candidates, known: Collection[PeerId]) -> bool:
+        """Say whether some place was not earned in the last round, and there are peers to try.
+
+        Args:
+            candidates: The reachable peers.
+            known: Peers ever measured.
+        """
+        complete = self._state.budget < max(self._settings.min_probes, self._settings.probes)
+        return not complete and any(each not in known for each in candidates.ordered)
+
     def settle(
         self,
         candidates: Candidates,

@@ -20,6 +20,7 @@ class Horizon:
         self.rounds = rounds
         self.measuring_until = measuring_until
         self._first = None if rounds is None else rounds - int(final_full * rounds)
+        self._latest = 0 if rounds is None else rounds - int(final_full / 2 * rounds)
 
     @property
     def settles_at(self) -> int | None:
@@ -33,6 +34,11 @@ class Horizon:
     def is_final(self, round_number: int) -> bool:
         """Say whether a round is one of the last ones."""
         return self.settles_at is not None and round_number >= self.settles_at
+
+    def postpone(self, round_number: int) -> None:
+        """Let a round that would be one of the last ones be none, if half of those are left."""
+        if self.is_final(round_number) and round_number < self._latest:
+            self.measuring_until = round_number + 1
 
     def begin_anew(self, round_number: int) -> None:
         """Measure for as many rounds as at first, from the one after this."""

@@ -419,6 +419,21 @@ def test_data_that_change_in_the_last_rounds_are_measured_for_as_long_as_at_firs
     assert own_batch(effects) == Batch(3, full=True)  # settled again
 
 
+def test_who_still_searches_trains_on_the_holdout_later_and_does_not_search_again():
+    core = make_core(rounds=4, final_full=0.75, num_neighbors=1, exploration="friends", probes=1.0)
+    core.handle(Started(frozenset({FRIEND, STRANGER})))
+    batches = []
+    for number in range(3):
+        core.handle(Measured(ME, number, 0.1))
+        core.handle(FetchFailed(FRIEND, number))
+        core.handle(FetchFailed(STRANGER, number))
+        core.handle(Differentiated(ME, number, tensors(1.0), 4))
+        core.handle(RoundClosed(number))
+        batches.append(own_batch(core.handle(Stepped(number, tensors(1.0)))))
+    # Round 1 would be the first of three; half of them, rounded down, is left of them.
+    assert [batch.full for batch in batches] == [False, False, True]
+
+
 def test_a_friend_that_changes_loses_its_weight_in_the_last_rounds_too():
     core = core_in_its_last_rounds()
     before = core.training_weights()

@@ -261,6 +261,17 @@ def test_probes_look_for_peers_never_measured_and_end_when_there_are_none():
     assert choose(explorer, candidates(12), known=known).probed == frozenset()
 
 
+def test_a_peer_searches_while_places_are_not_earned_and_strangers_are_left():
+    explorer = make_explorer(probes=2.0)
+    assert explorer.is_searching(candidates(5), EVERYONE[:4])
+    assert not explorer.is_searching(candidates(5), EVERYONE[:5])
+    choose(explorer, candidates(5), weights=friends_of(0, 1, 2))
+    assert not explorer.is_searching(candidates(5), EVERYONE[:4])
+    choose(explorer, candidates(5), weights=friends_of(0))
+    assert explorer.is_searching(candidates(5), EVERYONE[:4])
+    assert not make_explorer(probes=0.0, min_probes=0.0).is_searching(candidates(0), ())
+
+
 def settle(explorer, weights, fresh=(), known=()):
     return explorer.settle(candidates(), weights, {}, fresh, {*weights, *known})
 

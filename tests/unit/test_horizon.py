@@ -47,6 +47,15 @@ def test_beginning_anew_takes_as_many_rounds_as_at_first():
     assert Horizon(1000, 0.8, horizon.measuring_until).settles_at == 200  # there are more now
 
 
+def test_the_last_rounds_are_postponed_until_half_of_them_are_left():
+    horizon = Horizon(100, 0.8)
+    horizon.postpone(19)
+    assert horizon.settles_at == 20
+    for number in range(20, 100):
+        horizon.postpone(number)
+    assert horizon.settles_at == 60
+
+
 def test_a_loss_jumps_when_it_is_above_its_average_by_more_than_the_alarm():
     known = acquaintances(me=1.0, friend=1.0)
     assert known.jumped({ME: 2.1, FRIEND: 1.9, STRANGER: 50.0}, 1.0) == {ME}
