@@ -422,7 +422,7 @@ class PeerCore:
         return self._begin_m_step()
 
     def _update_averages(self) -> None:
-        """Fold the round's losses into the averages, or hold those; a jump of the own one alarms."""
+        """Fold the round's losses into averages, or hold those; an own one that jumps alarms."""
         number, beta = self._round_number, self._settings.forgetting
         jumped = self._known.jumped(self._losses, self._settings.alarm)
         if self._peer_id in jumped:
