@@ -66,7 +66,7 @@ def test_a_swarm_reports_model_memory_blend_and_lambda_of_each_peer(tmp_path):
         lines = (tmp_path / "run" / "peers" / name / "record.jsonl").read_text().splitlines()
         last = json.loads(lines[-1])["memory"]
         assert last["num_entries"] == result["num_train"]
-        assert last["tuned_round"] == 8  # the holdout is trained on from round 8 of 12
+        assert last["tuned_round"] == 3  # the holdout is trained on from round 3 of 12
         assert last["lam"] == result["lam"]
 
 
@@ -145,7 +145,7 @@ def test_lambda_is_kept_by_a_peer_that_is_killed_after_the_holdout_was_trained_o
     start(peers, *rounds)
     assert peers.processes["alice"].wait(timeout=30) == 0
     last = memory(peers)
-    assert last["tuned_round"] == 36  # the last before which no model has seen the holdout
+    assert last["tuned_round"] == 12  # the last before which no model has seen the holdout
     assert last["round"] == 55
     assert {key: last[key] for key in tuned} == tuned
     result = json.loads((peers.folder / "state" / "alice" / "result.json").read_text())
@@ -241,15 +241,15 @@ def test_a_newcomer_predicts_within_seconds_by_its_best_collaborators_without_a_
 
 def test_lambda_follows_new_examples_of_the_last_rounds(peers: Peers):
     make_alice(peers, strategy="fifo", capacity=60)
-    rounds = ["--rounds", "400"]  # the holdout is trained on from round 240
+    rounds = ["--rounds", "400"]  # the holdout is trained on from round 80
     start(peers, *rounds)
-    until(lambda: len(peers.rounds("alice")) > 245 or peers.ended("alice"), "the last rounds")
-    assert memory(peers)["tuned_round"] == 240
+    until(lambda: len(peers.rounds("alice")) > 85 or peers.ended("alice"), "the last rounds")
+    assert memory(peers)["tuned_round"] == 80
     train = load_source("digits", part=(1, 20)).train
     shifted = (train.labels[:60] + 1) % 10
     np.savez(peers.folder / "new.npz", train_inputs=train.inputs[:60], train_labels=shifted)
     assert coterie(peers.folder, "remember", "alice.toml", "new.npz").returncode == 0
-    until(lambda: int(str(memory(peers)["tuned_round"])) > 240 or peers.ended("alice"), "a choice")
+    until(lambda: int(str(memory(peers)["tuned_round"])) > 80 or peers.ended("alice"), "a choice")
     last = memory(peers)
     assert last["num_validation"] == 60
     assert last["model_accuracy"] < 0.3  # it calls them by their former names
