@@ -66,7 +66,8 @@ def test_a_swarm_reports_model_memory_blend_and_lambda_of_each_peer(tmp_path):
         lines = (tmp_path / "run" / "peers" / name / "record.jsonl").read_text().splitlines()
         last = json.loads(lines[-1])["memory"]
         assert last["num_entries"] == result["num_train"]
-        assert last["tuned_round"] == 3  # the holdout is trained on from round 3 of 12
+        # The holdout is trained on from round 3 of 12; or later, but from 8, by who still searches.
+        assert 3 <= last["tuned_round"] <= 8
         assert last["lam"] == result["lam"]
 
 
