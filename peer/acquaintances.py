@@ -144,11 +144,15 @@ class Acquaintances:
         prior: Mapping[PeerId, float] | None = None,
     ) -> dict[PeerId, float]:
         """Return w_i over self and those of the others that were ever measured."""
-        averages = {
-            peer_id: average
-            for peer_id, average in self.loss_averages.items()
-            if peer_id in others or peer_id == own
-        }
+        known = self.loss_averages
+        if len(others) < len(known):  # of thousands ever measured, few are kept
+            averages = {peer_id: known[peer_id] for peer_id in (*others, own) if peer_id in known}
+        else:
+            averages = {
+                peer_id: average
+                for peer_id, average in known.items()
+                if peer_id in others or peer_id == own
+            }
         return algorithm.collaboration_weights(averages, temperature, prior)
 
     def tensors_of(self, peer_id: PeerId) -> Tensors:
