@@ -87,7 +87,8 @@ class RoundReport:
 
     Attributes:
         finished: What the core says of it.
-        validation_accuracy: Of the mixture on the measuring examples; None when unknown.
+        validation_accuracy: Of the mixture on the measuring examples, as of the newest round that
+            did not train on them yet; None when unknown.
         seconds: By phase, `PHASES` and `total`.
         work: How many models were `measured` and `differentiated`.
     """
@@ -394,7 +395,8 @@ class Daemon:
 
         def deliver() -> None:
             if measurement is not None and isinstance(job, Measure):
-                self._validation.measured(job.peer_id, measurement.probabilities)
+                if not self._core.horizon.is_final(job.round_number):
+                    self._validation.measured(job.peer_id, measurement.probabilities)
                 self._work_done["measured"] += 1
             else:
                 self._work_done["differentiated"] += num_gradients(job)

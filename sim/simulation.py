@@ -280,7 +280,9 @@ class Simulation:
         return peer.core
 
     def _measured(self, own: PeerId, measured: PeerId, measurement: Measurement) -> None:
-        self.peers[own].validation.measured(measured, measurement.probabilities)
+        peer = self.peers[own]
+        if not peer.core.horizon.is_final(peer.core.round_number):
+            peer.validation.measured(measured, measurement.probabilities)
 
     def _round_finished(self, peer_id: PeerId, finished: RoundFinished) -> None:
         peer, work, now_s = self.peers[peer_id], self.engine.work[peer_id], self.seconds

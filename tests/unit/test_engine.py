@@ -144,6 +144,19 @@ def test_a_model_that_fails_is_one_error_that_names_peer_and_round():
         simulation.run()
 
 
+def test_what_is_trained_on_validates_nothing():
+    """In the last rounds the holdout is: the accuracy stays what it was when they began."""
+    simulation = make_simulation(swarm_settings(peers=3, rounds=20))
+    accuracies: dict[str, list] = defaultdict(list)
+    simulation.run(
+        lambda peer, report, totals: accuracies[peer.name].append(report.validation_accuracy)
+    )
+    for peer in simulation.peers.values():
+        before, last = np.split(accuracies[peer.name], [peer.core.horizon.settles_at])
+        assert len(set(last)) == 1
+        assert len(set(before)) > 1
+
+
 def test_a_report_says_what_a_round_took_and_all_of_them_add_up():
     simulation = make_simulation(swarm_settings(peers=3, rounds=6))
     reports: dict[str, list] = defaultdict(list)
