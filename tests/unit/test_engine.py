@@ -146,15 +146,17 @@ def test_a_model_that_fails_is_one_error_that_names_peer_and_round():
 
 def test_what_is_trained_on_validates_nothing():
     """In the last rounds the holdout is: the accuracy stays what it was when they began."""
-    simulation = make_simulation(swarm_settings(peers=3, rounds=20))
+    simulation = make_simulation(swarm_settings(peers=3, rounds=40))
     accuracies: dict[str, list] = defaultdict(list)
     simulation.run(
         lambda peer, report, totals: accuracies[peer.name].append(report.validation_accuracy)
     )
+    changed = False
     for peer in simulation.peers.values():
         before, last = np.split(accuracies[peer.name], [peer.core.horizon.settles_at])
         assert len(set(last)) == 1
-        assert len(set(before)) > 1
+        changed |= len(set(before)) > 1
+    assert changed
 
 
 def test_a_report_says_what_a_round_took_and_all_of_them_add_up():
