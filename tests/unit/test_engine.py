@@ -146,7 +146,8 @@ def test_a_model_that_fails_is_one_error_that_names_peer_and_round():
 
 def test_what_is_trained_on_validates_nothing():
     """In the last rounds the holdout is: the accuracy stays what it was when they began."""
-    simulation = make_simulation(swarm_settings(peers=3, rounds=40))
+    nobody_else = {"num_neighbors": 2, "min_probes": 0.0, "alarm": 0.0, "min_gradient_weight": 0.0}
+    simulation = make_simulation(swarm_settings(peers=3, rounds=40, algorithm=nobody_else))
     accuracies: dict[str, list] = defaultdict(list)
     simulation.run(
         lambda peer, report, totals: accuracies[peer.name].append(report.validation_accuracy)
