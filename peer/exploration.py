@@ -145,8 +145,11 @@ class Explorer:
             candidates: The reachable peers.
             known: Peers ever measured.
         """
-        complete = self._state.budget < max(self._settings.min_probes, self._settings.probes)
-        return not complete and any(each not in known for each in candidates.ordered)
+        settings = self._settings
+        complete = self._state.budget < max(settings.min_probes, settings.probes)
+        if complete or not settings.num_neighbors:
+            return False
+        return any(each not in known for each in candidates.ordered)
 
     def settle(
         self,
