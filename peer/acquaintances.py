@@ -106,12 +106,12 @@ class Acquaintances:
         round_number: int,
         beta: float | None,
     ) -> None:
-        """Leave the averages as they are, but of those who have changed and of others than friends.
+        """Leave averages as they are, but of who has changed, or was looked at beside friends.
 
         Once a peer trains on what it measures on, its own model does, and friends do by its
         gradients: their losses fall, and say nothing, unless one jumps. Others, looked at beside
         them, are still measured fairly. They get the average that they would have had before, when
-        losses were higher by what the median of the trained ones' has fallen since.
+        losses were higher by what the median of the trained ones' has fallen since, jumps left out.
 
         Args:
             losses: Of this round.
@@ -120,7 +120,11 @@ class Acquaintances:
             round_number: The round.
             beta: See `fold`.
         """
-        falls = (self._average(peer_id) - losses.get(peer_id, math.nan) for peer_id in trained)
+        falls = (
+            self._average(peer_id) - losses.get(peer_id, math.nan)
+            for peer_id in trained
+            if peer_id not in jumped
+        )
         fallen = [fall for fall in falls if math.isfinite(fall)]
         shift = statistics.median(fallen) if fallen else 0.0
         self.measured_at |= dict.fromkeys(losses, round_number)

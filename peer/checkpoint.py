@@ -95,6 +95,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, task: str) -> None:
         "shows_other": core.shown is not None,
         "groups": None if core.groups is None else core.groups.labels,
         "measuring_until": core.measuring_until,
+        "trained_from": core.trained_from,
         "totals": dict(checkpoint.totals),
     }
     if (memory := checkpoint.memory) is not None:
@@ -195,6 +196,7 @@ def _checkpoint_of(metadata: dict[str, Any], entries: _Entries, layout: Layout) 
         shown=_tensors("shown", entries, layout) if metadata.get("shows_other") else None,
         groups=Groups.of(metadata["groups"]) if metadata.get("groups") else None,
         measuring_until=metadata.get("measuring_until", 0),
+        trained_from=metadata.get("trained_from"),
     )
     prefix = "optimizer/"
     optimizer = {

@@ -106,8 +106,7 @@ class PeerCore:
         self._peer_id = peer_id
         self._settings = settings
         self._rng = rng
-        until = restored.measuring_until if restored else 0
-        self.horizon = Horizon(rounds, settings.final_full, until)
+        self.horizon = Horizon(rounds, settings.final_full)
         self._phase = _Phase.IDLE
         self._round_number = 0
         self._known = Acquaintances(
@@ -121,6 +120,7 @@ class PeerCore:
             rng.bit_generator.state = dict(restored.rng_state)
             self._round_number = restored.round_number
             model_round = restored.model.version.round_number
+            self.horizon.restore(restored.measuring_until, restored.trained_from)
         self._newcomer = restored is None
         self._initial = model
         self._model = ModelSnapshot(
@@ -142,7 +142,7 @@ class PeerCore:
         self._verdicts: Counter[Verdict] = Counter()
         self._gathering = Gathering(peer_id, settings, restored.groups if restored else None)
         self._sizes: dict[PeerId, int] | None = None  # n_i of the cluster that the round goes by
-        self._is_final = self.horizon.is_final(self._round_number - 1)
+        self._is_final = False
         self._boundary = self._snapshot()
 
     @property
@@ -174,8 +174,10 @@ class PeerCore:
                 if peer_id in self._neighbors.members:
                     self._explorer.asked_by(peer_id)
                 return ()
-            case ExamplesChanged():
+            case ExamplesChanged(replaced):
                 self._known.forget_losses()
+                if replaced:
+                    self.horizon.replace_data()
                 return ()
             case StopRequested():
                 self._phase = _Phase.STOPPED
@@ -262,10 +264,8 @@ class PeerCore:
             self._phase = _Phase.IDLE
             return [Finished()]
         self._phase = _Phase.E_STEP
-        known = self._known.loss_averages
-        if not self._is_final and self._explorer.is_searching(self._neighbors, known):
-            self.horizon.postpone(self._round_number)
-        self._is_final = self.horizon.is_final(self._round_number)
+        searching = self._explorer.is_searching(self._neighbors, self._known.measured_at)
+        self._is_final = self.horizon.enter(self._round_number, searching=searching)
         self._verdicts = Counter()
         self._own_gradient = None
         self._losses = {}
@@ -587,6 +587,7 @@ class PeerCore:
             shown=self._shown,
             groups=self._gathering.groups,
             measuring_until=self.horizon.measuring_until,
+            trained_from=self.horizon.trained_from,
         )
 
     def _weights_over(self, others: Collection[PeerId]) -> dict[PeerId, float]:

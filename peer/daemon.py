@@ -87,8 +87,8 @@ class RoundReport:
 
     Attributes:
         finished: What the core says of it.
-        validation_accuracy: Of the mixture on the measuring examples, as of the newest round that
-            did not train on them yet; None when unknown.
+        validation_accuracy: Of the mixture on the measuring examples, by what its members predicted
+            before these were trained on; None when unknown, as after a restart since then.
         seconds: By phase, `PHASES` and `total`.
         work: How many models were `measured` and `differentiated`.
     """
@@ -395,7 +395,7 @@ class Daemon:
 
         def deliver() -> None:
             if measurement is not None and isinstance(job, Measure):
-                if not self._core.horizon.is_final(job.round_number):
+                if self._core.horizon.is_fair(job.round_number):
                     self._validation.measured(job.peer_id, measurement.probabilities)
                 self._work_done["measured"] += 1
             else:

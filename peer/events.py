@@ -90,7 +90,13 @@ class ModelAsked:
 
 @dataclass(frozen=True, slots=True)
 class ExamplesChanged:
-    """The own data are others now: losses measured before say nothing of kept models."""
+    """The own data are others now: losses measured before say nothing of kept models.
+
+    Attributes:
+        replaced: Whether none of the former ones are left: the holdout is new.
+    """
+
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,12 +63,14 @@ class ExplorerState(msgspec.Struct, kw_only=True):
         asked: Peers that asked for the own model lately, and how many rounds ago.
         insisting: Those of the last round that had asked in an earlier one, too.
         budget: Present number of probes a round.
+        complete: Whether all places were earned in the last round.
     """
 
     survey: dict[PeerId, int] = {}
     asked: dict[PeerId, int] = {}
     insisting: set[PeerId] = set()
     budget: float = 0.0
+    complete: bool = False
 
 
 class Explorer:
@@ -135,7 +137,7 @@ class Explorer:
         sampled = self._sample(candidates.ordered, best, earned, proposals, known)
         probed = self._surveyed(candidates.members)
         probed.update(self._probe(candidates.ordered, proposals, known, {*sampled, *probed}))
-        self._turn(complete=len(earned) == self._settings.num_neighbors)
+        self._turn()
         return Choice(sampled, frozenset(probed.difference(sampled)))
 
     def is_searching(self, candidates: Candidates, known: Collection[PeerId]) -> bool:
@@ -143,11 +145,9 @@ class Explorer:
 
         Args:
             candidates: The reachable peers.
-            known: Peers ever measured.
+            known: Peers ever measured, whatever came of it.
         """
-        settings = self._settings
-        complete = self._state.budget < max(settings.min_probes, settings.probes)
-        if complete or not settings.num_neighbors:
+        if self._state.complete or not self._settings.num_neighbors:
             return False
         return any(each not in known for each in candidates.ordered)
 
@@ -161,8 +161,8 @@ class Explorer:
     ) -> Choice:
         """Choose as in a last round: only the best that gradients may go to have places.
 
-        Beside them come whoever insists, some at a time, as it may have become a friend, and the
-        usual probes.
+        Beside them come whoever insists, as it may have become a friend, and unknown friends of
+        friends, some at a time, and the usual probes.
 
         Args:
             candidates: See `choose`, as for the others.
@@ -171,13 +171,13 @@ class Explorer:
             fresh: Peers measured lately.
             known: Peers ever measured.
         """
-        best, earned = self._best(candidates, weights)
+        best, _ = self._best(candidates, weights)
         least = self._settings.min_gradient_weight
         sampled = tuple(each for each in best if weights.get(each, 0.0) >= least)
         proposals = self._proposals(candidates, friends, fresh, known)
         probed = set(proposals[: math.ceil(self._settings.probes)])
         probed.update(self._probe(candidates.ordered, [], known, {*sampled, *probed}))
-        self._turn(complete=len(earned) == self._settings.num_neighbors)
+        self._turn()
         return Choice(sampled, frozenset(probed.difference(sampled)))
 
     def snapshot(self) -> ExplorerState:
@@ -188,6 +188,7 @@ class Explorer:
             asked=dict(state.asked),
             insisting=set(state.insisting),
             budget=state.budget,
+            complete=state.complete,
         )
 
     def _best(
@@ -197,11 +198,12 @@ class Explorer:
         count, settings = self._settings.num_neighbors, self._settings
         best = best_neighbors(candidates.ordered, weights, count, self._rng)
         earned = self._earned(best, weights)
-        if len(earned) < count:
+        self._state.complete = len(earned) == count
+        if not self._state.complete:
             self._state.budget = max(settings.min_probes, settings.probes)
         return best, earned
 
-    def _turn(self, *, complete: bool) -> None:
+    def _turn(self) -> None:
         """Go on to the next round; who mixes the own model asks again before it is forgotten."""
         state, settings = self._state, self._settings
         state.asked = {
@@ -210,7 +212,7 @@ class Explorer:
             if rounds < settings.refresh_after
         }
         state.insisting = set()
-        if complete:
+        if state.complete:
             state.budget = max(settings.min_probes, state.budget * _DECAY)
 
     def _proposals(

@@ -9,18 +9,23 @@ class Horizon:
     Args:
         rounds: Of the peer in all; None for ever, and then there are no last ones.
         final_full: Part of them that is last.
-        measuring_until: A round before which nothing settles, since the data have changed.
 
     Attributes:
         rounds: As given.
-        measuring_until: The round before which nothing settles.
+        measuring_until: The round before which nothing settles: it was postponed, or begun anew.
+        trained_from: The first round that trained on the holdout as it is now; None before that.
     """
 
-    def __init__(self, rounds: int | None, final_full: float, measuring_until: int = 0) -> None:
+    def __init__(self, rounds: int | None, final_full: float) -> None:
         self.rounds = rounds
-        self.measuring_until = measuring_until
+        self.measuring_until = 0
+        self.trained_from: int | None = None
         self._first = None if rounds is None else rounds - int(final_full * rounds)
         self._latest = 0 if rounds is None else rounds - int(final_full / 2 * rounds)
+
+    def restore(self, measuring_until: int, trained_from: int | None) -> None:
+        """Go on from what was saved; there may be another number of rounds now."""
+        self.measuring_until, self.trained_from = measuring_until, trained_from
 
     @property
     def settles_at(self) -> int | None:
@@ -35,12 +40,33 @@ class Horizon:
         """Say whether a round is one of the last ones."""
         return self.settles_at is not None and round_number >= self.settles_at
 
-    def postpone(self, round_number: int) -> None:
-        """Let a round that would be one of the last ones be none, if half of those are left."""
-        if self.is_final(round_number) and round_number < self._latest:
+    def is_fair(self, round_number: int) -> bool:
+        """Say whether no model had trained on the holdout when a round began."""
+        return self.trained_from is None or round_number <= self.trained_from
+
+    def enter(self, round_number: int, *, searching: bool) -> bool:
+        """Begin a round, and say whether it is one of the last ones.
+
+        Args:
+            round_number: The round.
+            searching: Whether friends are still missing. Then the last rounds are postponed, until
+                half of them are left.
+        """
+        final = self.is_final(round_number)
+        if final and searching and self.trained_from is None and round_number < self._latest:
             self.measuring_until = round_number + 1
+            return False
+        if final and self.trained_from is None:
+            self.trained_from = round_number
+        return final
 
     def begin_anew(self, round_number: int) -> None:
-        """Measure for as many rounds as at first, from the one after this."""
-        if self._first is not None and self.is_final(round_number):
-            self.measuring_until = round_number + 1 + self._first
+        """Measure for as many rounds as at first after this one, but half of those left at most."""
+        if self.rounds is not None and self._first is not None:
+            following = round_number + 1
+            some = min(self._first, (self.rounds - following) // 2)
+            self.measuring_until = max(self.measuring_until, following + some)
+
+    def replace_data(self) -> None:
+        """Take the holdout for one that nothing has trained on."""
+        self.trained_from = None

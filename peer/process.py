@@ -52,6 +52,7 @@ from protocol.discovery.mqtt import MqttDiscovery
 from protocol.discovery.presence import Presence, State
 from protocol.discovery.static import StaticDiscovery, check_endpoint
 from protocol.errors import CheckpointError, ConfigError, CoterieError
+from protocol.groups import Groups
 from protocol.identity import AllowList, check_secret, read_key_pair
 from protocol.membership_settings import MembershipSettings
 from protocol.messages import PeerId
@@ -273,6 +274,8 @@ class _Peer:
         """Run the daemon and save where it ended, also when it ended by an error."""
         if self._remembering is not None:
             self._remembering.begin(self._daemon, self._core.round_number)
+        if self._settings.algorithm.warm_start == "none":  # else who asks would wait in vain
+            self._transport.publish_groups(Groups.of({self._keys.peer_id: 0}))
         try:
             await self._daemon.run(self._transport)
         except BaseException:

@@ -30,10 +30,10 @@ class Recorder:
 
     A line holds: `round`; `time_s`, the seconds that the peer has run so far; `loss`, the own
     model's loss average; `losses` and collaboration `weights` by peer name;
-    `validation_accuracy` of the mixture on the measuring examples, as of the newest round that did
-    not train on them yet; `sampled`; `neighbors`, how many are reachable; `bytes_sent` and
-    `bytes_received` so far; `seconds` by phase and in
-    `total`; `work`, how many models were measured and differentiated; `gradients` of others,
+    `validation_accuracy` of the mixture on the measuring examples, by what its members predicted
+    before these were trained on, null after a restart since then; `sampled`; `neighbors`, how many
+    are reachable; `bytes_sent` and `bytes_received` so far; `seconds` by phase and in `total`;
+    `work`, how many models were measured and differentiated; `gradients` of others,
     applied or refused by reason; `counters` of the transport since this process started, those that
     aren't zero (`protocol.transport.interface.Counters`). A round that went by a clustering has the
     digest of that as `clustering`, too, the same for all who found the same, and the name of who

@@ -21,10 +21,12 @@ class Schedule:
 
     def is_due(self, rounds_done: int) -> bool:
         """Say whether the memory is to be renewed after so many rounds."""
-        last = (self.horizon.rounds, self.horizon.settles_at)
-        return rounds_done % self.every == 0 or rounds_done in last
+        return rounds_done % self.every == 0 or self.is_last_turn(rounds_done)
+
+    def is_last_turn(self, rounds_done: int) -> bool:
+        """Say whether all rounds are done, or the holdout is trained on from now on."""
+        return rounds_done in (self.horizon.rounds, self.horizon.settles_at)
 
     def may_tune(self, rounds_done: int) -> bool:
         """Say whether the holdout still judges fairly after so many rounds."""
-        settles_at = self.horizon.settles_at
-        return settles_at is None or rounds_done <= settles_at
+        return self.horizon.is_fair(rounds_done)

@@ -26,8 +26,9 @@ class PeerSnapshot:
         explorer: Whom to look at next.
         rng_state: The sampling generator's state.
         shown: What others are shown instead of the own model; None where that is what they see.
-        groups: Who belongs together, as others are told; None where nobody asks.
-        measuring_until: The round before which weights don't settle, since the data have changed.
+        groups: Who belongs together, as others are told; None of a checkpoint that doesn't say.
+        measuring_until: See `Horizon`.
+        trained_from: See `Horizon`.
     """
 
     round_number: int
@@ -40,3 +41,4 @@ class PeerSnapshot:
     shown: Tensors | None = None
     groups: Groups | None = None
     measuring_until: int = 0
+    trained_from: int | None = None

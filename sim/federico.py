@@ -78,7 +78,7 @@ def run_rounds(
         done = finished.round_number + 1
         if done == (rounds + 1) // 2:
             by_id[peer_id].drift()
-            engine.tell(peer_id, ExamplesChanged())
+            engine.tell(peer_id, ExamplesChanged(replaced=True))
         after_round(by_id[peer_id], learners[peer_id], cores[peer_id])
         if peer_id == last:
             budget.on_round(done, rounds)

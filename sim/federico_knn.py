@@ -92,16 +92,16 @@ class _Memories:
         Raises:
             DataError: A model has diverged.
         """
-        done, horizon = core.round_number, core.horizon
-        if done not in (horizon.settles_at, horizon.rounds):
+        done = core.round_number
+        schedule = Schedule(every=self._settings.every, horizon=core.horizon)
+        if not schedule.is_last_turn(done):
             return
         peer_id = member.peer_id
         mixture = mixture_of(peer_id, core)
         if self._remembered.get(peer_id) is not member.split:
             self.of[peer_id] = self._new_memory(member, learner, mixture)
             self._remembered[peer_id] = member.split
-        may_tune = Schedule(every=self._settings.every, horizon=horizon).may_tune(done)
-        self.of[peer_id].renew(mixture, done, may_tune=may_tune)
+        self.of[peer_id].renew(mixture, done, may_tune=schedule.may_tune(done))
         self.mixtures[peer_id] = mixture
 
     def _new_memory(self, member: Member, learner: Learner, mixture: Mixture) -> Memory:

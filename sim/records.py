@@ -73,8 +73,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         loss: The loss average of its own model; None before it was measured.
         losses: Loss averages by the name of the peer whose model was measured.
         weights: Collaboration weights by peer name, itself included; they sum to 1.
-        validation_accuracy: Of the mixture on the holdout, 0 to 1, as of the newest round that did
-            not train on it yet; None without a holdout.
+        validation_accuracy: Of the mixture on the holdout, 0 to 1, by what its members predicted
+            before that was trained on; None when unknown.
         sampled: The neighbors sampled this round.
         neighbors: How many neighbors it knew.
         bytes_sent: Over all its starts.

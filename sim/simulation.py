@@ -281,7 +281,7 @@ class Simulation:
 
     def _measured(self, own: PeerId, measured: PeerId, measurement: Measurement) -> None:
         peer = self.peers[own]
-        if not peer.core.horizon.is_final(peer.core.round_number):
+        if peer.core.horizon.is_fair(peer.core.round_number):
             peer.validation.measured(measured, measurement.probabilities)
 
     def _round_finished(self, peer_id: PeerId, finished: RoundFinished) -> None:
@@ -304,7 +304,7 @@ class Simulation:
             peer.learner.use_examples(peer.later)
             peer.validation = Validation(peer.learner.measured_labels)
             _take(peer, peer.later)
-            self.engine.tell(peer.peer_id, ExamplesChanged())
+            self.engine.tell(peer.peer_id, ExamplesChanged(replaced=True))
 
     def _renew(self, peer: SimulatedPeer) -> None:
         """Renew a peer's memory where it is due; where a model diverged, it stays as it was."""

@@ -446,7 +446,7 @@ def test_a_friend_that_changes_loses_its_weight_in_the_last_rounds_too():
 
 def test_a_last_round_without_anybody_to_fetch_closes_by_the_own_gradient_alone():
     core = make_core(rounds=1, final_full=1.0)
-    effects = core.handle(Started(frozenset({FRIEND})))
+    effects = core.handle(Started(frozenset()))
     assert kinds(effects) == [Publish, Measure, Differentiate]
     core.handle(Differentiated(ME, 0, tensors(1.0), 4))
     assert kinds(core.handle(Measured(ME, 0, 1.0))) == [ReadyToClose]

@@ -90,7 +90,7 @@ def test_what_others_are_shown_comes_back_where_it_is_another_model(tmp_path):
 def test_how_long_changed_data_are_measured_comes_back(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     saved = checkpoint()
-    core = dataclasses.replace(saved.core, measuring_until=17)
+    core = dataclasses.replace(saved.core, measuring_until=17, trained_from=9)
     save_checkpoint(path, dataclasses.replace(saved, core=core), TASK)
     assert load_checkpoint(path, LAYOUT, TASK).core == core
 

@@ -269,6 +269,8 @@ def test_a_peer_searches_while_places_are_not_earned_and_strangers_are_left():
     assert not explorer.is_searching(candidates(5), EVERYONE[:4])
     choose(explorer, candidates(5), weights=friends_of(0))
     assert explorer.is_searching(candidates(5), EVERYONE[:4])
+    choose(modest := make_explorer(probes=0.1, min_probes=0.1), weights=friends_of(0, 1, 2))
+    assert not modest.is_searching(candidates(5), EVERYONE[:4])
     assert not make_explorer().is_searching(candidates(0), ())
     assert not make_explorer(num_neighbors=0).is_searching(candidates(5), ())
 

@@ -37,23 +37,52 @@ def test_who_runs_for_ever_has_no_last_rounds():
     assert not horizon.is_over(10**9)
 
 
-def test_beginning_anew_takes_as_many_rounds_as_at_first():
+def restored(rounds: int, saved: Horizon) -> Horizon:
+    horizon = Horizon(rounds, 0.8)
+    horizon.restore(saved.measuring_until, saved.trained_from)
+    return horizon
+
+
+@pytest.mark.parametrize(("alarm", "again"), [(3, 24), (19, 40), (50, 71), (85, 93)])
+def test_beginning_anew_takes_as_many_rounds_as_at_first_or_half_of_those_left(alarm, again):
     horizon = Horizon(100, 0.8)
-    horizon.begin_anew(19)  # nothing has settled yet
-    assert horizon.settles_at == 20
-    horizon.begin_anew(50)
-    assert [horizon.is_final(number) for number in (50, 51, 70, 71)] == [False, False, False, True]
-    assert Horizon(100, 0.8, horizon.measuring_until).settles_at == 71
-    assert Horizon(1000, 0.8, horizon.measuring_until).settles_at == 200  # there are more now
+    horizon.begin_anew(alarm)
+    final = [number for number in range(alarm, 100) if horizon.is_final(number)]
+    assert final == list(range(again, 100))
+    assert restored(100, horizon).settles_at == again
+    assert restored(1000, horizon).settles_at == 200  # there are more rounds now
 
 
 def test_the_last_rounds_are_postponed_until_half_of_them_are_left():
     horizon = Horizon(100, 0.8)
-    horizon.postpone(19)
-    assert horizon.settles_at == 20
-    for number in range(20, 100):
-        horizon.postpone(number)
-    assert horizon.settles_at == 60
+    assert not any(horizon.enter(number, searching=True) for number in range(60))
+    assert all(horizon.enter(number, searching=True) for number in range(60, 100))
+    assert horizon.settles_at == horizon.trained_from == 60
+
+
+def test_what_was_trained_on_is_not_searched_with_again():
+    horizon = Horizon(100, 0.8)
+    for number in range(21):
+        horizon.enter(number, searching=False)
+    assert horizon.enter(21, searching=True)
+    assert restored(100, horizon).enter(22, searching=True)
+
+
+def test_the_holdout_judges_fairly_until_it_is_trained_on_or_replaced():
+    horizon = Horizon(100, 0.8)
+    for number in range(31):
+        horizon.enter(number, searching=False)
+    horizon.begin_anew(30)  # the same examples, which the models know
+    assert not horizon.enter(31, searching=False)
+    fair = [number for number in range(100) if horizon.is_fair(number)]
+    assert fair == list(range(21))
+    horizon.replace_data()
+    assert horizon.is_fair(32)
+    assert not horizon.enter(50, searching=False)
+    assert horizon.enter(51, searching=False)
+    assert horizon.is_fair(51)
+    assert not horizon.is_fair(52)
+    assert not restored(100, horizon).is_fair(52)
 
 
 def test_a_loss_jumps_when_it_is_above_its_average_by_more_than_the_alarm():
@@ -72,13 +101,20 @@ def test_averages_of_who_trains_on_the_holdout_stay_unless_a_loss_jumps():
 
 
 def test_a_stranger_is_measured_by_what_friends_had_before():
-    """The median of their falls, so that one who has changed doesn't count."""
     known = acquaintances(me=0.9, friend=1.0, changed=1.1)
     losses = {ME: 0.3, FRIEND: 0.3, CHANGED: 5.1, STRANGER: 0.5}
     known.hold(losses, (ME, FRIEND, CHANGED), {CHANGED}, 7, 0.5)
-    assert known.loss_averages[STRANGER] == pytest.approx(0.5 + 0.6)
+    assert known.loss_averages[STRANGER] == pytest.approx(0.5 + 0.65)
     known.hold({STRANGER: 0.2}, (), (), 8, 0.5)  # and it isn't folded, but measured anew
     assert known.loss_averages[STRANGER] == pytest.approx(0.2)
+
+
+def test_the_only_friend_changing_makes_no_stranger_a_friend():
+    known = acquaintances(me=0.4, changed=0.4)
+    known.hold({ME: 0.3, CHANGED: 9.0, STRANGER: 2.3}, (ME, CHANGED), {CHANGED}, 7, 0.6)
+    assert known.loss_averages[STRANGER] == pytest.approx(2.3 + 0.1)
+    known.hold({CHANGED: 9.0, STRANGER: 2.3}, (CHANGED,), {CHANGED}, 8, 0.6)
+    assert known.loss_averages[STRANGER] == pytest.approx(2.3)
 
 
 def test_who_was_never_measured_gets_an_average_in_the_last_rounds_too():

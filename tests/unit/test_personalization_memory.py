@@ -119,7 +119,7 @@ def test_lambda_is_chosen_last_right_before_a_core_first_trains_on_the_holdout(f
     learners = {each: member.learner for each, member in made.items()}
     cores = {each: member.core for each, member in made.items()}
     Lockstep(cores, LearnerCrowd(learners), bits=settings.bits, on_event=on_event).run()
-    schedule = Schedule(every=SETTINGS.every, horizon=Horizon(rounds, final_full))
+    schedule = Schedule(every=SETTINGS.every, horizon=next(iter(cores.values())).horizon)
     last = max(done for done in range(rounds + 1) if schedule.may_tune(done))
     assert last == min(trained_on_it, default=rounds)
     assert schedule.is_due(last)
