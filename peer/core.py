@@ -264,7 +264,7 @@ class PeerCore:
             self._phase = _Phase.IDLE
             return [Finished()]
         self._phase = _Phase.E_STEP
-        searching = self._explorer.is_searching(self._neighbors, self._known.measured_at)
+        searching = self._explorer.is_searching
         self._is_final = self.horizon.enter(self._round_number, searching=searching)
         self._verdicts = Counter()
         self._own_gradient = None
@@ -424,6 +424,7 @@ class PeerCore:
     def _update_averages(self) -> None:
         """Fold the round's losses into averages, or hold those; an own one that jumps alarms."""
         number, beta = self._round_number, self._settings.forgetting
+        news = not self._losses.keys() <= self._known.measured_at.keys()
         jumped = self._known.jumped(self._losses, self._settings.alarm)
         if self._peer_id in jumped:
             self._explorer.begin_survey(self._neighbors)
@@ -432,8 +433,7 @@ class PeerCore:
             self._known.hold(self._losses, (*self._sampled, self._peer_id), jumped, number, beta)
         else:
             self._known.fold(self._losses, number, beta)
-        for peer_id in self._losses:
-            self._explorer.measured(peer_id)
+        self._explorer.measured(self._losses, news=news)
 
     def _best_to_adopt(self) -> PeerId | None:
         """The peer from whose model a newcomer should start, if any is old and good enough."""

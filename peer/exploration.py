@@ -64,6 +64,7 @@ class ExplorerState(msgspec.Struct, kw_only=True):
         insisting: Those of the last round that had asked in an earlier one, too.
         budget: Present number of probes a round.
         complete: Whether all places were earned in the last round.
+        news: Whether it measured somebody for the first time.
     """
 
     survey: dict[PeerId, int] = {}
@@ -71,6 +72,7 @@ class ExplorerState(msgspec.Struct, kw_only=True):
     insisting: set[PeerId] = set()
     budget: float = 0.0
     complete: bool = False
+    news: bool = False
 
 
 class Explorer:
@@ -100,9 +102,16 @@ class Explorer:
         drawn = uniform_neighbors(candidates.ordered, self._settings.survey, self._rng)
         self._state.survey = dict.fromkeys(drawn, _SURVEY_TRIES)
 
-    def measured(self, peer_id: PeerId) -> None:
-        """A peer was measured: it needs no survey any more."""
-        self._state.survey.pop(peer_id, None)
+    def measured(self, peer_ids: Collection[PeerId], *, news: bool) -> None:
+        """Take note of who was measured in a round: it needs no survey any more.
+
+        Args:
+            peer_ids: Who was.
+            news: Whether any of them had never been before.
+        """
+        self._state.news = news
+        for peer_id in peer_ids:
+            self._state.survey.pop(peer_id, None)
 
     def asked_by(self, peer_id: PeerId) -> None:
         """A peer asked for the own model.
@@ -140,16 +149,10 @@ class Explorer:
         self._turn()
         return Choice(sampled, frozenset(probed.difference(sampled)))
 
-    def is_searching(self, candidates: Candidates, known: Collection[PeerId]) -> bool:
-        """Say whether some place was not earned in the last round, and there are peers to try.
-
-        Args:
-            candidates: The reachable peers.
-            known: Peers ever measured, whatever came of it.
-        """
-        if self._state.complete or not self._settings.num_neighbors:
-            return False
-        return any(each not in known for each in candidates.ordered)
+    @property
+    def is_searching(self) -> bool:
+        """Whether some place was not earned in the last round, and somebody new was met."""
+        return self._state.news and not self._state.complete
 
     def settle(
         self,
@@ -189,6 +192,7 @@ class Explorer:
             insisting=set(state.insisting),
             budget=state.budget,
             complete=state.complete,
+            news=state.news,
         )
 
     def _best(

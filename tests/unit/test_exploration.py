@@ -81,7 +81,7 @@ def test_choices_are_bounded_distinct_reachable_and_never_self(options, count, d
         assert len(choice.probed) <= options.survey + int(np.ceil(most))
         looked = {*choice.sampled, *choice.probed}
         for each in looked:
-            explorer.measured(each)
+            explorer.measured({each}, news=False)
         known |= looked
 
 
@@ -232,7 +232,7 @@ def test_who_was_measured_or_cannot_be_reached_is_not_surveyed_again():
     explorer.begin_survey(candidates())
     choose(explorer)
     for peer in EVERYONE[:30]:
-        explorer.measured(peer)
+        explorer.measured({peer}, news=False)
     choice = choose(explorer, candidates(35), known=EVERYONE[:30])
     assert choice.probed | set(choice.sampled) == set(EVERYONE[30:35])
 
@@ -261,18 +261,20 @@ def test_probes_look_for_peers_never_measured_and_end_when_there_are_none():
     assert choose(explorer, candidates(12), known=known).probed == frozenset()
 
 
-def test_a_peer_searches_while_places_are_not_earned_and_strangers_are_left():
-    explorer = make_explorer(probes=2.0)
-    assert explorer.is_searching(candidates(5), EVERYONE[:4])
-    assert not explorer.is_searching(candidates(5), EVERYONE[:5])
-    choose(explorer, candidates(5), weights=friends_of(0, 1, 2))
-    assert not explorer.is_searching(candidates(5), EVERYONE[:4])
-    choose(explorer, candidates(5), weights=friends_of(0))
-    assert explorer.is_searching(candidates(5), EVERYONE[:4])
-    choose(modest := make_explorer(probes=0.1, min_probes=0.1), weights=friends_of(0, 1, 2))
-    assert not modest.is_searching(candidates(5), EVERYONE[:4])
-    assert not make_explorer().is_searching(candidates(0), ())
-    assert not make_explorer(num_neighbors=0).is_searching(candidates(5), ())
+@pytest.mark.parametrize("probes", [0.0, 0.1, 2.0])
+def test_a_peer_searches_while_places_are_not_earned_and_it_meets_others(probes):
+    explorer = make_explorer(probes=probes, min_probes=0.1)
+    assert not explorer.is_searching  # nobody was met yet
+    choose(explorer, weights=friends_of(0))
+    explorer.measured({EVERYONE[0], EVERYONE[1]}, news=True)
+    assert explorer.is_searching
+    assert Explorer(AlgorithmSettings(), np.random.default_rng(0), explorer.snapshot()).is_searching
+    choose(explorer, weights=friends_of(0, 1, 2))
+    explorer.measured({EVERYONE[2]}, news=True)
+    assert not explorer.is_searching
+    choose(explorer, weights=friends_of(0))
+    explorer.measured({EVERYONE[2]}, news=False)
+    assert not explorer.is_searching
 
 
 def settle(explorer, weights, fresh=(), known=()):
