@@ -61,10 +61,14 @@ class Horizon:
         return final
 
     def begin_anew(self, round_number: int) -> None:
-        """Measure for as many rounds as at first after this one, but half of those left at most."""
+        """Measure on after this round: for as many rounds as at first, or half of those left.
+
+        Before the last rounds half as many are enough: losses jump when training begins, too.
+        """
         if self.rounds is not None and self._first is not None:
             following = round_number + 1
-            some = min(self._first, (self.rounds - following) // 2)
+            wanted = self._first if self.is_final(round_number) else self._first // 2
+            some = min(wanted, (self.rounds - following) // 2)
             self.measuring_until = max(self.measuring_until, following + some)
 
     def replace_data(self) -> None:

@@ -43,7 +43,7 @@ def restored(rounds: int, saved: Horizon) -> Horizon:
     return horizon
 
 
-@pytest.mark.parametrize(("alarm", "again"), [(3, 24), (19, 40), (50, 71), (85, 93)])
+@pytest.mark.parametrize(("alarm", "again"), [(3, 20), (19, 30), (50, 71), (85, 93)])
 def test_beginning_anew_takes_as_many_rounds_as_at_first_or_half_of_those_left(alarm, again):
     horizon = Horizon(100, 0.8)
     horizon.begin_anew(alarm)
