@@ -15,6 +15,7 @@ from typing import Protocol
 
 from peer.cli import report_errors, set_up_logging
 from protocol.errors import SwarmError
+from sim.interrupt import ctrl_c_held_back
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -55,11 +56,8 @@ class ForkStarter:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["peer.preload", "sim.cli", "sim.processes"])
         # Ctrl-C is for us alone; the server would die of it with a traceback while it loads.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+        with ctrl_c_held_back():
             forkserver.ensure_running()
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def start(self, config: Path, log: Path) -> PeerProcess:
         """Fork a peer.
@@ -137,6 +135,7 @@ class _Spawned:
 def _forked_peer(config: Path, log: Path, debug: bool) -> None:
     """Run one peer in a forked process: in a session of its own, its output in a log."""
     os.setsid()  # Ctrl-C reaches the launcher alone, which then stops its peers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as the server has it
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

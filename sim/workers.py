@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerProcess
@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from peer.cli import set_up_logging
 from protocol.errors import CoterieError, SwarmError
+from sim.interrupt import ctrl_c_held_back
 from sim.processes import ONE_THREAD, SAFE_PATH
 
 TaskT = TypeVar("TaskT")
@@ -122,7 +123,7 @@ class Workers(Generic[TaskT, ResultT]):
         return outcome
 
     def _start(self) -> _Worker:
-        with _deaf_to_ctrl_c():  # so is the server, if it is only started now
+        with ctrl_c_held_back():  # so is the server, if it is only started now
             forkserver.ensure_running()
         ours, theirs = self._context.Pipe()
         arguments = (theirs, self._work, self._log)
@@ -187,12 +188,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)  # whatever is being computed: nobody waits for it
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
