@@ -10,16 +10,18 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def ctrl_c_held_back() -> Iterator[None]:
-    """Deliver what comes of Ctrl-C afterwards; processes started meanwhile ignore it.
+    """Deliver what comes of Ctrl-C afterwards; processes started meanwhile have it blocked.
 
-    To ignore it alone would lose it. A blocked signal stays pending even while it is ignored
-    (signal(7)); whoever is started meanwhile inherits both.
+    To ignore it meanwhile would lose it. Another thread may take it, so that it is noted, too.
     """
     resource_tracker.ensure_running()  # which would unblock it, if it started later
+    noted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            signal.raise_signal(signal.SIGINT)

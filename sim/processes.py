@@ -135,6 +135,7 @@ class _Spawned:
 def _forked_peer(config: Path, log: Path, debug: bool) -> None:
     """Run one peer in a forked process: in a session of its own, its output in a log."""
     os.setsid()  # Ctrl-C reaches the launcher alone, which then stops its peers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the peer listens to it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as the server has it
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
