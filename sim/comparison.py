@@ -67,6 +67,8 @@ class TuneSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seeds: tuple[Seed, ...] = (101,)
     """Seeds of the peers that are tuned on; none of them may be a reported one. More make the
     choice surer, and cost a run of the whole grid each."""
+    peers: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """How many peers to tune on; 0: as many as are reported. Fewer cost less."""
 
 
 class CompareSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +107,7 @@ class CompareSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fi
         lists = ("methods", "regimes", "seeds")
         for key in lists:
             _check_list(key, getattr(self, key))
-        for key in TuneSettings.__struct_fields__:
+        for key in ("learning_rate", "local_steps", "seeds"):
             _check_list(f"tune.{key}", getattr(self.tune, key))
         if both := set(self.seeds) & set(self.tune.seeds):
             raise ConfigError(

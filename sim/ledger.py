@@ -29,10 +29,12 @@ logger = logging.getLogger(__name__)
 
 COMPARISON_FILE = "comparison.json"
 
-_EXTENDABLE = ("methods", "regimes", "seeds", "tune.")
+_EXTENDABLE = frozenset(
+    {"methods", "regimes", "seeds", "tune.learning_rate", "tune.local_steps", "tune.seeds"}
+)
 """Which trials there are; others may be added to them, and leave those done as they are."""
 
-_ELSEWHERE = ("data_folder", "download")
+_ELSEWHERE = frozenset({"data_folder", "download"})
 """Where the data lie; whether they are the same, their digest says."""
 
 _SHOWN_DIFFERENCES = 3
@@ -122,13 +124,11 @@ def _check_same(path: Path, now: Mapping[str, Any]) -> None:
         return
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunError(f"{path} is damaged ({error}): move the folder away") from error
-    old, new = (dict(_flat(tree["settings"])) for tree in (before, now))
+    old, new = (dict(_flat(tree)) for tree in (_completed(before["settings"]), now["settings"]))
     differences = [
         f"{key} is {_say(old.get(key))} there and {_say(new.get(key))} here"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-        and not key.startswith(_EXTENDABLE)
-        and key not in _ELSEWHERE
+        if old.get(key) != new.get(key) and key not in _EXTENDABLE | _ELSEWHERE
     ]
     if before["data"] != now["data"]:
         differences.append("the data are not the same")
@@ -139,6 +139,14 @@ def _check_same(path: Path, now: Mapping[str, Any]) -> None:
             f"{path.parent} holds a comparison of another config ({shown}): give another --out, or "
             "remove that folder"
         )
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Add the defaults of what could not be set yet when these settings were written."""
+    try:
+        return _plain(msgspec.convert(settings, CompareSettings))
+    except (ConfigError, msgspec.ValidationError):  # some can't be set any more: they differ
+        return settings
 
 
 def _plain(settings: CompareSettings) -> dict[str, Any]:

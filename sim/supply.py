@@ -112,9 +112,10 @@ class Supply:
     def _deal(self, regime: str, seed: int, tuning: bool) -> list[Slice]:
         settings = self._settings
         dataset = self._tuned(seed) if tuning else self._reported
+        peers = (tuning and settings.tune.peers) or settings.peers
         rng = np.random.default_rng(seed)
         try:
-            slices = partition(dataset, settings.peers, settings.partition_of(regime), rng)
+            slices = partition(dataset, peers, settings.partition_of(regime), rng)
         except (ConfigError, DataError) as error:
             where = ", tuning (on four fifths of the training part)" if tuning else ""
             raise type(error)(f"{regime}, seed {seed}{where}: {error}") from error

@@ -309,6 +309,13 @@ def test_tuning_never_sees_a_test_example_nor_reports_one_that_was_trained_on(tm
     assert len(tested[False]) == (num_test or 40)
 
 
+def test_fewer_peers_may_be_tuned_on_than_are_reported(tmp_path):
+    tune = msgspec.structs.replace(TUNE, peers=4)
+    supply = Supply(settings(peers=6, tune=tune), tmp_path)
+    both = [trial(tuning=True), trial()]
+    assert [len(task.slices) for task in supply.tasks(both)] == [4, 6]
+
+
 def test_what_regime_and_seed_a_partition_is_impossible_for_is_said(tmp_path):
     ours = settings(regimes=("pathological",), peers=999)
     with pytest.raises(ConfigError, match=r"^pathological, seed 1, tuning \(on four fifths"):
@@ -537,6 +544,10 @@ def test_a_comparison_may_be_extended(tmp_path, changes):
     [
         ({"steps": 20}, "steps is 10 there and 20 here"),
         ({"training": StepSettings(batch_size=8)}, "training.batch_size is 32 there and 8 here"),
+        (
+            {"tune": msgspec.structs.replace(TUNE, peers=3)},
+            "tune.peers is 0 there and 3 here",
+        ),
         ({"options": {"ditto": {"lam": 2.0}}}, "options.ditto.lam is not set there and 2.0 here"),
         (
             {"regime": {"own": PartitionSettings(groups=2)}},
@@ -554,6 +565,23 @@ def test_the_folder_of_another_config_is_refused_with_what_differs(tmp_path, cha
     ):
         pass
     assert (tmp_path / "comparison.json").read_bytes() == before
+
+
+def test_a_folder_from_before_a_setting_existed_has_its_default(tmp_path):
+    with open_ledger(tmp_path, settings(), "digest"):
+        pass
+    path = tmp_path / "comparison.json"
+    before = json.loads(path.read_text())
+    del before["settings"]["tune"]["peers"]
+    path.write_text(json.dumps(before))
+    with open_ledger(tmp_path, settings(), "digest"):
+        pass
+    path.write_text(json.dumps(before | {"settings": before["settings"] | {"gone": 1}}))
+    with (
+        pytest.raises(ConfigError, match="gone is 1 there and not set here"),
+        open_ledger(tmp_path, settings(), "digest"),
+    ):
+        pass
 
 
 def test_the_folder_of_other_data_is_refused(tmp_path):
