@@ -12,22 +12,19 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from protocol.deflate import Bytes
 from protocol.digest import check_digest, digest_of
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.lowbit import CODECS, Bits, Vector, coded_size_bytes
+from protocol.lowbit import CODECS, Bits, Vector
 from protocol.messages import Encoding, ModelSnapshot, Version
 from protocol.publication import (
     Publication,
     copy_size_bytes,
     follow,
-    max_differences,
     read_copy,
 )
 from protocol.tensors import Layout, Tensors, allocate
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,15 +136,14 @@ def check_answer(
     if bits is None:
         if base is not None:
             raise RemoteProtocolError(f"{encoding} builds on nothing, yet the base {base} is named")
-        sizes: Collection[int] = (_size_of(layout, encoding, 0),)
+        least = most = _whole_size(layout, encoding)
     else:
         if base is None or base != have:
             held = "nothing" if have is None else str(have)
             raise RemoteProtocolError(f"differences to {base} are offered, we hold {held}")
-        most = max_differences(_num_coded(layout), bits)
-        sizes = [_size_of(layout, encoding, count) for count in range(1, most + 1)]
-    if size_bytes not in sizes:
-        right = " or ".join(map(str, sizes)) or "none"
+        least, most = layout.uncoded.size_bytes + 1, _whole_size(layout, Encoding.F16) - 1
+    if not least <= size_bytes <= most:
+        right = str(most) if least == most else f"{least} to {most}"
         raise RemoteProtocolError(f"a model of {size_bytes} bytes as {encoding}, ours has {right}")
 
 
@@ -221,16 +217,11 @@ def _coded(snapshot: ModelSnapshot, publication: Publication, before: Edition | 
     )
 
 
-def _size_of(layout: Layout, encoding: Encoding, count: int) -> int:
-    """Return the size of an answer, one of so many differences where it is made of them."""
-    num_values, others = _num_coded(layout), layout.uncoded.size_bytes
-    match encoding:
-        case Encoding.F32:
-            return layout.size_bytes
-        case Encoding.F16:
-            return copy_size_bytes(num_values) + others
-        case Encoding.CODEC_4 | Encoding.CODEC_8:
-            return count * coded_size_bytes(num_values, CODECS[encoding]) + others
+def _whole_size(layout: Layout, encoding: Encoding) -> int:
+    """Return the size of an answer that builds on nothing."""
+    if encoding == Encoding.F32:
+        return layout.size_bytes
+    return copy_size_bytes(_num_coded(layout)) + layout.uncoded.size_bytes
 
 
 def _num_coded(layout: Layout) -> int:

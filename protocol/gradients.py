@@ -6,15 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from protocol.deflate import Bytes, deflate, inflate, most_deflated
 from protocol.editions import codec_of
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.lowbit import CODECS, Bits, Code, Feedback, coded_size_bytes, pieces
 from protocol.messages import Encoding, GradientUpdate, PeerId
 from protocol.tensors import Layout, Tensors
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +94,7 @@ def pack(update: GradientUpdate, feedback: Feedback | None) -> Parcel:
             return Parcel(
                 update=replace(update, gradient=decoded),
                 encoding=codec_of(feedback.bits),
-                blob=np.frombuffer(coded.blob, np.uint8),
+                blob=deflate(np.frombuffer(coded.blob, np.uint8)),
             )
     return Parcel(update=update, encoding=Encoding.F32, blob=gradient.buffer)
 
@@ -113,12 +111,13 @@ def check_parcel(layout: Layout, encoding: Encoding, size_bytes: int) -> None:
         RemoteProtocolError: No gradient travels like that.
     """
     if encoding == Encoding.F32:
-        right = layout.size_bytes
+        least = most = layout.size_bytes
     elif encoding in CODECS:
-        right = coded_size_bytes(layout.size_bytes // 4, CODECS[encoding])
+        least, most = 1, most_deflated(coded_size_bytes(layout.size_bytes // 4, CODECS[encoding]))
     else:
         raise RemoteProtocolError(f"a gradient as {encoding}: that is for models only")
-    if size_bytes != right:
+    if not least <= size_bytes <= most:
+        right = str(most) if least == most else f"at most {most}"
         raise RemoteProtocolError(
             f"a gradient of {size_bytes} bytes as {encoding}, ours have {right}"
         )
@@ -138,8 +137,11 @@ def unpack(layout: Layout, encoding: Encoding, blob: Bytes, out: Bytes) -> Tenso
     """
     gradient = Tensors(layout, blob if encoding == Encoding.F32 else out)
     if encoding != Encoding.F32:
-        vector = gradient.flat_f32()
-        code = Code.received(blob.data, vector.size, CODECS[encoding])
+        vector, bits = gradient.flat_f32(), CODECS[encoding]
+        raw, rest = inflate(blob.data, coded_size_bytes(vector.size, bits))
+        if rest:
+            raise RemoteProtocolError(f"{len(rest)} bytes after a gradient")
+        code = Code.received(raw, vector.size, bits)
         for numbers in pieces(vector.size):
             vector[numbers] = code.read(numbers)
     gradient.check_received()

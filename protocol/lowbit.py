@@ -21,7 +21,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 Bits = Literal[4, 8]
 Vector = npt.NDArray[np.float32]
 
-CODECS: Mapping[str, Bits] = {"codec-4": 4, "codec-8": 8}
+CODECS: Mapping[str, Bits] = {"deflate-4": 4, "deflate-8": 8}
 """What the codecs are called among the features of a handshake; another format takes a new name."""
 
 BLOCK = 256

@@ -92,9 +92,9 @@ class Encoding(StrEnum):
     """The blob as it is: the only encoding that a peer without features knows."""
     F16 = "f16"
     """A model whole, its trainable f32 tensors in f16."""
-    CODEC_4 = "codec-4"
-    """A gradient, or differences to the base of a model, in integers of 4 bits."""
-    CODEC_8 = "codec-8"
+    DEFLATE_4 = "deflate-4"
+    """A gradient, or differences to the base of a model, in integers of 4 bits, deflated."""
+    DEFLATE_8 = "deflate-8"
     """The same in integers of 8 bits."""
 
 

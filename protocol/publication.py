@@ -3,12 +3,13 @@
 The owner keeps the *public copy*: what readers make of all that it has published, its numbers kept
 in f32 but always such as f16 can hold. A publication moves it toward the owner's vector by one
 coded difference, so what rounding lost is part of the next. A reader takes the differences that it
-missed or, where that is no more bytes, the whole copy in f16; either way it holds the owner's
-public copy, bit by bit.
+missed, deflated, or, where that is no more bytes, the whole copy in f16; either way it holds the
+owner's public copy, bit by bit.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.codec import Buffer
+from protocol.deflate import Bytes, deflate, inflate
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.lowbit import (
     F16,
@@ -32,6 +34,9 @@ from protocol.tensors import allocate
 
 Halves = npt.NDArray[np.float16]
 
+MAX_DIFFERENCES = 8
+"""How many differences an owner keeps, and a reader takes at once."""
+
 _EXPONENT = np.uint32(0x7F800000)
 _SIGN = np.uint32(0x80000000)
 _SMALLEST_NORMAL = np.float32(2.0**-14)
@@ -42,20 +47,21 @@ _ONLY_F16_DIGITS = np.float32(1.5 * 2.0**13)
 class Publication:
     """What an owner has published up to now; immutable, and so are its arrays.
 
-    It holds as many differences as together are smaller than a whole copy: three of 4 bits or one
-    of 8, fewer for a vector of a few numbers.
+    It holds as many differences as together are smaller than a whole copy, `MAX_DIFFERENCES` at
+    most: of 4 bits four to eight, of a vector of a few numbers fewer or none.
 
     Attributes:
         bits: The width of the integers in differences.
         vector: The public copy. Shape (num_values,).
         copy: The same numbers in f16, little-endian. Shape (num_values,).
-        differences: The codes of the newest differences, the last one leading to `vector`.
+        differences: The newest differences, each coded and deflated, the last one leading to
+            `vector`.
     """
 
     bits: Bits
     vector: Vector
     copy: Halves
-    differences: tuple[npt.NDArray[np.uint8], ...] = ()
+    differences: tuple[Bytes, ...] = ()
 
     @classmethod
     def first(cls, vector: Vector, bits: Bits) -> Publication:
@@ -100,23 +106,15 @@ class Publication:
             before = self.vector[numbers]
             difference = _target(vector[numbers], numbers.start) - before
             public[numbers] = copy[numbers] = _moved(before, code.write(numbers, difference))
-        differences = (*self.differences, code.blob)
-        excess = max(len(differences) - max_differences(size, self.bits), 0)
+        differences = (*self.differences, deflate(code.blob))
         return Publication(
-            bits=self.bits, vector=public, copy=copy, differences=differences[excess:]
+            bits=self.bits, vector=public, copy=copy, differences=_worth_sending(differences, size)
         )
 
 
 def copy_size_bytes(num_values: int) -> int:
     """Return the size of a whole copy, which is also more than any differences take."""
     return num_values * F16.itemsize
-
-
-def max_differences(num_values: int, bits: Bits) -> int:
-    """Return how many differences together are still smaller than a whole copy."""
-    if num_values == 0:
-        return 0
-    return (copy_size_bytes(num_values) - 1) // coded_size_bytes(num_values, bits)
 
 
 def read_copy(blob: Buffer, out: Vector) -> None:
@@ -149,7 +147,7 @@ def follow(public: Vector, blob: Buffer, bits: Bits, out: Vector) -> None:
 
     Args:
         public: The public copy before them. Shape (num_values,).
-        blob: The coded differences, one after the other; nothing about it is trusted.
+        blob: The differences, one after the other; nothing about it is trusted.
         bits: The width that was agreed on.
         out: Where to; not where `public` is. Shape (num_values,).
 
@@ -170,15 +168,21 @@ def _codes_in(blob: Buffer, num_values: int, bits: Bits) -> Sequence[Code]:
     Raises:
         RemoteProtocolError: It isn't made of such, or of more than are ever sent.
     """
-    view, size_bytes = memoryview(blob), coded_size_bytes(num_values, bits)
-    count, most = -(-view.nbytes // max(size_bytes, 1)), max_differences(num_values, bits)
-    if not 1 <= count <= most or view.nbytes != count * size_bytes:
-        raise RemoteProtocolError(
-            f"differences of {view.nbytes} bytes in all: each takes {size_bytes}, and 1 to {most} "
-            "are sent"
-        )
-    parts = (view[index * size_bytes : (index + 1) * size_bytes] for index in range(count))
-    return [Code.received(part, num_values, bits) for part in parts]
+    codes: list[Code] = []
+    while blob or not codes:
+        if len(codes) == MAX_DIFFERENCES:
+            raise RemoteProtocolError(f"more than {MAX_DIFFERENCES} differences at once")
+        code, blob = inflate(blob, coded_size_bytes(num_values, bits))
+        codes.append(Code.received(code, num_values, bits))
+    return codes
+
+
+def _worth_sending(differences: Sequence[Bytes], num_values: int) -> tuple[Bytes, ...]:
+    """Return the newest of the differences, as many as are kept."""
+    newest = reversed(differences[-MAX_DIFFERENCES:])
+    totals = itertools.accumulate(newest, lambda total, each: total + each.size, initial=0)
+    count = sum(total < copy_size_bytes(num_values) for total in totals) - 1
+    return tuple(differences[len(differences) - count :])
 
 
 def _blank(num_values: int) -> tuple[Vector, Halves]:

@@ -112,7 +112,7 @@ EXAMPLES: list[tuple[Message, bytes | None]] = [
             size_bytes=9000,
             digest=DIGEST,
             friends=(),
-            encoding=Encoding.CODEC_4,
+            encoding=Encoding.DEFLATE_4,
             base=Version(7, 298),
             leads_to=DIGEST[::-1],
         ),
@@ -140,7 +140,7 @@ EXAMPLES: list[tuple[Message, bytes | None]] = [
             on_version=V,
             weight=0.5,
             num_examples=32,
-            encoding=Encoding.CODEC_8,
+            encoding=Encoding.DEFLATE_8,
         ),
         b"",
     ),
@@ -224,10 +224,10 @@ GOLDEN = {
     "GossipAnswer": ("434f0113 81aa726571756573745f69640b 7b7d"),
     "GroupsRequest": ("434f0114 81aa726571756573745f69640c"),
     "GroupsAnswer": ("434f0115 81aa726571756573745f69640c 7b7d"),
-    "ModelOffer codec-4": (
+    "ModelOffer deflate-4": (
         "434f0107 88aa726571756573745f696404a776657273696f6e9207cd012caa73697a655f6279746573"
         "cd2328a6646967657374b030313233343536373839616263646566a7667269656e647390a8656e636f6"
-        "4696e67a7636f6465632d34a4626173659207cd012aa86c656164735f746fb066656463626139383736"
+        "4696e67a96465666c6174652d34a4626173659207cd012aa86c656164735f746fb066656463626139383736"
         "353433323130 626567696e"
     ),
     "ModelOffer f16": (
@@ -235,11 +235,11 @@ GOLDEN = {
         "cd88b8a6646967657374b030313233343536373839616263646566a7667269656e647390a8656e636f6"
         "4696e67a3663136a86c656164735f746fb030313233343536373839616263646566 626567696e"
     ),
-    "GradientOffer codec-8": (
+    "GradientOffer deflate-8": (
         "434f010b 89aa726571756573745f696406ab7472616e736665725f696401aa73697a655f6279746573"
         "22a6646967657374b030313233343536373839616263646566ac73656e6465725f726f756e640caa6f6"
         "e5f76657273696f6e9207cd012ca6776569676874cb3fe0000000000000ac6e756d5f6578616d706c65"
-        "7320a8656e636f64696e67a7636f6465632d38 "
+        "7320a8656e636f64696e67a96465666c6174652d38 "
     ),
     "ModelOffer with a size": (
         "434f0107 86aa726571756573745f696404a776657273696f6e9207cd012caa73697a655f6279746573"

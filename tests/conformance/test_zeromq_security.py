@@ -455,7 +455,7 @@ def offer_of(request: ModelRequest, data: bytes, **changes: Any) -> ModelOffer:
 
 def coded_lie(
     data: bytes,
-    encoding: Encoding = Encoding.CODEC_4,
+    encoding: Encoding = Encoding.DEFLATE_4,
     base: Version | None = HAVE.version,
     size_bytes: int | None = None,
 ) -> Callable[[ModelRequest], Sequence[Any]]:
@@ -498,7 +498,7 @@ LIES: dict[str, Callable[[ModelRequest], Sequence[Any]]] = {
     "a scale that is negative": coded_lie(bytes(114) + b"\x00\x80" + bytes(112)),
     "an integer out of range": coded_lie(bytes(2) + b"\x88" * 112),
     "numbers in the gaps": coded_lie(b"\x00\x3c" + b"\x11" * 112),
-    "the other width": coded_lie(bytes(114), encoding=Encoding.CODEC_8),
+    "the other width": coded_lie(bytes(114), encoding=Encoding.DEFLATE_8),
     "a whole copy with a base": coded_lie(bytes(448), encoding=Encoding.F16),
     "a whole copy of another size": coded_lie(bytes(446), encoding=Encoding.F16, base=None),
     "a whole copy that is not finite": coded_lie(

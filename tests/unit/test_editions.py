@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from protocol.editions import Edition, check_answer, codec_of, publish, read
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.lowbit import CODECS, Bits, coded_size_bytes
+from protocol.lowbit import CODECS, Bits
 from protocol.messages import Encoding, ModelSnapshot, Version
 from protocol.publication import copy_size_bytes
 from protocol.tensors import Layout, Tensors, TensorSpec, allocate
@@ -103,12 +103,14 @@ def test_a_reader_is_sent_the_missed_differences_or_a_copy_whichever_is_smaller(
     have = None if held < 0 else Version(1, 3 * held)
     answer = edition.answer(have, tuple(CODECS))
     num_values, others = layout.coded.size_bytes // 4, layout.uncoded.size_bytes
-    missed = (count - 1 - held) * coded_size_bytes(num_values, bits)
+    differences = () if edition.publication is None else edition.publication.differences
+    missed = count - 1 - held
     if num_values == 0:
         assert answer is edition.whole
-    elif 0 <= held < count - 1 and missed < copy_size_bytes(num_values):
+    elif held >= 0 and 0 < missed <= len(differences):
         assert (answer.encoding, answer.base) == (codec_of(bits), have)
-        assert answer.blob.nbytes == missed + others
+        assert answer.blob.nbytes == sum(each.size for each in differences[-missed:]) + others
+        assert answer.blob.nbytes < copy_size_bytes(num_values) + others
     else:
         assert (answer.encoding, answer.base) == (Encoding.F16, None)
         assert answer.blob.nbytes == copy_size_bytes(num_values) + others
@@ -120,7 +122,7 @@ def test_a_reader_is_sent_the_missed_differences_or_a_copy_whichever_is_smaller(
 def test_a_reader_of_another_start_of_the_owner_is_sent_a_copy() -> None:
     edition = editions(history(LARGE, 3, incarnation=2), 4)[-1]
     assert edition.answer(Version(1, 3), tuple(CODECS)).encoding == Encoding.F16
-    assert edition.answer(Version(2, 3), tuple(CODECS)).encoding == Encoding.CODEC_4
+    assert edition.answer(Version(2, 3), tuple(CODECS)).encoding == Encoding.DEFLATE_4
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf, 1e6])
@@ -178,7 +180,10 @@ def test_without_other_tensors_nothing_is_copied_that_need_not_be() -> None:
 def test_what_an_edition_never_is_is_refused_before_a_byte_of_it_is_taken(
     layout: Layout, encoding: Encoding
 ) -> None:
-    """A size, base or encoding is let pass exactly when an owner may answer with it."""
+    """A size, base or encoding is let pass when an owner may answer with it.
+
+    Only then, too, but that differences may have any size below a whole copy's.
+    """
     held, other = Version(1, 3), Version(1, 0)
     right: set[tuple[Version | None, int]] = set()
     for bits in get_args(Bits):
@@ -188,12 +193,18 @@ def test_what_an_edition_never_is_is_refused_before_a_byte_of_it_is_taken(
                 for answer in edition.answers()
                 if answer.encoding == encoding
             }
+    whole = copy_size_bytes(layout.coded.size_bytes // 4) + layout.uncoded.size_bytes
+    if encoding in CODECS:
+        between = range(layout.uncoded.size_bytes + 1, whole)
+        assert all(base == held and size in between for base, size in right)
+        right |= {(held, size) for size in (between[0], between[-1])}
     sizes = {0, 1, layout.size_bytes, 2**62} | {size + by for _, size in right for by in (-1, 0, 1)}
     for size in sizes:
         for base in (None, held, other):
             allowed = contextlib.nullcontext()
             refused = pytest.raises(RemoteProtocolError)
-            with allowed if (base, size) in right else refused:
+            may = base == held and size in between if encoding in CODECS else (base, size) in right
+            with allowed if may else refused:
                 check_answer(layout, encoding, base, size, held)
             if base is not None:
                 with pytest.raises(RemoteProtocolError):
@@ -242,15 +253,20 @@ def test_a_base_of_the_same_version_from_another_life_of_the_owner_is_found_out(
     ("encoding", "base", "size", "clause"),
     [
         (
-            Encoding.CODEC_4,
+            Encoding.DEFLATE_4,
             Version(1, 2),
             114,
             r"differences to .*round_number=2\) are offered, we",
         ),
-        (Encoding.CODEC_4, None, 114, "differences to None are offered"),
+        (Encoding.DEFLATE_4, None, 114, "differences to None are offered"),
         (Encoding.F16, Version(1, 3), 448, "f16 builds on nothing, yet the base"),
         (Encoding.F16, None, 449, "a model of 449 bytes as f16, ours has 448"),
-        (Encoding.CODEC_4, Version(1, 3), 456, "456 bytes as codec-4, ours has 114 or 228 or 342"),
+        (
+            Encoding.DEFLATE_4,
+            Version(1, 3),
+            448,
+            "448 bytes as deflate-4, ours has 1 to 447",
+        ),
         (Encoding.F32, None, 2**50, "a model of 1125899906842624 bytes as f32, ours has 896"),
     ],
 )

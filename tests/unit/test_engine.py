@@ -91,8 +91,8 @@ def test_work_and_traffic_are_counted_to_the_byte(codec):
     else:  # in f16 at most, and gradients always coded
         bits = {"8bit": 8, "4bit": 4}[codec]
         coded = sum(coded_size_bytes(gradient.buffer.size // 4, bits) for gradient in pushed)
-        models = moved - coded
-        assert 0 < models <= sum(tensors.buffer.nbytes // 2 for tensors in fetched)
+        models = sum(tensors.buffer.nbytes // 2 for tensors in fetched)
+        assert 0 < moved < models + coded
 
 
 def test_the_order_in_which_peers_are_given_changes_no_bit():

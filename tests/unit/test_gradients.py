@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Container, Sequence
 from typing import get_args
 
 import numpy as np
@@ -11,9 +12,10 @@ from helpers_transport import ALL_TYPES, EMPTY, LARGE, SMALL, gradient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.deflate import Bytes, deflate, inflate, most_deflated
 from protocol.errors import RemoteProtocolError
 from protocol.gradients import Feedbacks, check_parcel, pack, unpack
-from protocol.lowbit import CODECS, Bits, Feedback
+from protocol.lowbit import CODECS, Bits, Feedback, coded_size_bytes
 from protocol.messages import Encoding, PeerId
 from protocol.tensors import Layout, allocate
 
@@ -86,7 +88,7 @@ def test_a_link_keeps_its_feedback_and_no_other_has_it() -> None:
 def test_nothing_is_coded_without_a_codec_or_for_who_cannot_read_it() -> None:
     assert Feedbacks(SMALL.gradient, None, 100 * SIZE).of(peer(1), FEATURES) is None
     feedbacks = Feedbacks(SMALL.gradient, 4, 100 * SIZE)
-    assert feedbacks.of(peer(1), ("codec-8", "else")) is None
+    assert feedbacks.of(peer(1), ("deflate-8", "else")) is None
     assert len(feedbacks) == 0
 
 
@@ -114,17 +116,28 @@ def test_links_to_peers_that_have_gone_are_forgotten() -> None:
 
 @pytest.mark.parametrize("layout", [SMALL, ALL_TYPES, EMPTY, LARGE])
 @pytest.mark.parametrize("encoding", list(Encoding))
-def test_a_size_is_let_pass_exactly_when_a_gradient_has_it(
+def test_a_size_is_let_pass_exactly_when_a_gradient_can_have_it(
     layout: Layout, encoding: Encoding
 ) -> None:
     update = gradient(layout, peer(1))
     parcels = [pack(update, Feedback(bits)) for bits in get_args(Bits)] + [pack(update, None)]
-    right = {each.blob.nbytes for each in parcels if each.encoding == encoding}
-    if not layout.gradient.size_bytes:
-        right = set() if encoding == Encoding.F16 else {0}
-    for size in {0, 1, 2**62} | {size + by for size in right for by in (-1, 0, 1)}:
+    made = {each.blob.nbytes for each in parcels if each.encoding == encoding}
+    right: Container[int] = made
+    if encoding in CODECS:
+        most = most_deflated(coded_size_bytes(layout.gradient.size_bytes // 4, CODECS[encoding]))
+        right = range(1, most + 1)
+        assert all(size in right for size in made)
+        made.add(most)
+    for size in {0, 1, 2**62} | {size + by for size in made for by in (-1, 0, 1)}:
         with contextlib.nullcontext() if size in right else pytest.raises(RemoteProtocolError):
             check_parcel(layout.gradient, encoding, size)
+
+
+def changed(blob: Bytes, changes: Sequence[tuple[int, int]]) -> Bytes:
+    copy = blob.copy()
+    for place, byte in changes:
+        copy[place % copy.size] = byte
+    return copy
 
 
 @given(st.sampled_from(Encoding), st.lists(st.tuples(st.integers(0, 113), st.integers(0, 255))))
@@ -134,9 +147,12 @@ def test_any_bytes_give_a_finite_gradient_or_a_remote_protocol_error(
     if encoding == Encoding.F16:
         return
     bits = CODECS.get(encoding)
-    blob = pack(gradient(SMALL, peer(1)), None if bits is None else Feedback(bits)).blob.copy()
-    for place, byte in changes:
-        blob[place] = byte
-    with contextlib.suppress(RemoteProtocolError):
-        arrived = unpack(SMALL.gradient, encoding, blob, allocate(SIZE))
-        arrived.check_received()
+    blob = pack(gradient(SMALL, peer(1)), None if bits is None else Feedback(bits)).blob
+    blobs = [changed(blob, changes)]
+    if bits is not None:  # what is deflated may be anything, too
+        code, _ = inflate(blob.data, coded_size_bytes(SIZE // 4, bits))
+        blobs.append(deflate(changed(np.frombuffer(code, np.uint8), changes)))
+    for each in blobs:
+        with contextlib.suppress(RemoteProtocolError):
+            arrived = unpack(SMALL.gradient, encoding, each, allocate(SIZE))
+            arrived.check_received()

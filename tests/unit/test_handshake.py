@@ -76,10 +76,10 @@ def test_a_refusal_stays_within_its_bounds_whatever_the_newcomer_is_called() -> 
 
 
 def test_the_codecs_that_we_read_are_announced_and_those_that_both_read_are_agreed_on() -> None:
-    assert OURS.features == ["codec-4", "codec-8", "groups-1", "sizes-1"]
-    welcome = answer(hello(features=["codec-9", "codec-8", "else"]), OURS)
+    assert OURS.features == ["deflate-4", "deflate-8", "groups-1", "sizes-1"]
+    welcome = answer(hello(features=["deflate-9", "deflate-8", "else"]), OURS)
     assert isinstance(welcome, Welcome)
-    assert welcome.features == ["codec-8"]
+    assert welcome.features == ["deflate-8"]
     welcome = answer(hello(features=[]), OURS)
     assert isinstance(welcome, Welcome)
     assert welcome.features == []

@@ -152,7 +152,7 @@ def test_the_bytes_of_a_code_are_for_ever(bits: Bits, numbers: Sequence[float], 
 
 
 def test_the_codecs_have_names_for_the_handshake() -> None:
-    assert CODECS == {"codec-4": 4, "codec-8": 8}
+    assert CODECS == {"deflate-4": 4, "deflate-8": 8}
 
 
 @given(sizes, widths, st.data())

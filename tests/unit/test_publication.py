@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from protocol.deflate import deflate
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.lowbit import F16, F16_MAX, Bits, Vector, coded_size_bytes, encode
 from protocol.publication import (
+    MAX_DIFFERENCES,
     Publication,
     copy_size_bytes,
     follow,
-    max_differences,
     read_copy,
 )
 
@@ -69,6 +72,10 @@ def followed(public: Vector, blob: bytes, bits: Bits) -> Vector:
     return out
 
 
+def deflated(code: bytes) -> bytes:
+    return deflate(np.frombuffer(code, np.uint8)).tobytes()
+
+
 def in_f16(vector: Vector) -> Vector:
     return vector.astype(F16).astype(np.float32)
 
@@ -101,22 +108,31 @@ def test_a_long_vector_is_followed_bit_by_bit(bits: Bits) -> None:
     assert followed(first.vector, blob, bits).tobytes() == second.vector.tobytes()
 
 
-@pytest.mark.parametrize(("bits", "most"), [(4, 3), (8, 1)])
-def test_only_differences_that_can_still_be_smaller_than_a_copy_are_kept(
+@pytest.mark.parametrize(("bits", "most"), [(4, 4), (8, 2)])
+def test_only_differences_that_together_are_smaller_than_a_copy_are_kept(
     bits: Bits, most: int
 ) -> None:
-    assert max_differences(5000, bits) == most
-    kept = [len(publication.differences) for publication in published(moving(5000, 6), bits)]
-    assert kept == [min(step, most) for step in range(6)]
+    kept = [len(publication.differences) for publication in published(moving(5000, 7), bits)]
+    assert kept == [min(step, most) for step in range(7)]
 
 
-@given(st.integers(0, 2000), widths)
+def test_no_more_differences_are_kept_than_a_reader_takes_at_once() -> None:
+    still = newest([np.ones(5000, np.float32)] * 20, 4)
+    assert len(still.differences) == MAX_DIFFERENCES
+
+
+@given(histories(), widths)
 def test_so_many_differences_are_smaller_than_a_copy_and_one_more_is_not(
-    size: int, bits: Bits
+    history: list[Vector], bits: Bits
 ) -> None:
-    most, each = max_differences(size, bits), coded_size_bytes(size, bits)
-    assert most * each < copy_size_bytes(size) or most == 0
-    assert (most + 1) * each >= copy_size_bytes(size)
+    before: tuple[npt.NDArray[np.uint8], ...] = ()
+    for publication in published(history, bits):
+        kept, copy_bytes = publication.differences, copy_size_bytes(len(history[0]))
+        assert sum(each.size for each in kept) < copy_bytes or not kept
+        if len(before) >= len(kept) and kept:  # one has gone
+            more = sum(each.size for each in (before[-len(kept)], *kept))
+            assert more >= copy_bytes or len(kept) == MAX_DIFFERENCES
+        before = kept
 
 
 @given(histories(), widths)
@@ -198,7 +214,12 @@ def test_the_bytes_of_differences_and_copies_are_for_ever(
     start, first, second = (np.zeros(8, np.float32) for _ in range(3))
     first[:2], second[:2] = (largest, 1), (largest + 0.5, 1 + largest / 2)
     publications = published([start, first, second], bits)
-    made = [publication.differences[-1].tobytes().hex() for publication in publications[1:]]
+    made = []
+    for held, publication in itertools.pairwise(publications):
+        code = encode(publication.vector - held.vector, bits).blob
+        held = followed(held.vector, deflated(code), bits)
+        assert held.tobytes() == publication.vector.tobytes()
+        made.append(code.hex())
     assert made == differences
     assert publications[-1].copy.tobytes().hex() == copy + "0000" * 6
 
@@ -237,6 +258,7 @@ def test_any_bytes_give_a_finite_vector_that_f16_holds_or_a_remote_protocol_erro
     for read in (
         lambda: whole(blob, size),
         lambda: followed(np.ones(size, np.float32), blob, bits),
+        lambda: followed(np.ones(size, np.float32), deflated(blob), bits),
     ):
         with contextlib.suppress(RemoteProtocolError):
             vector = read()
@@ -247,11 +269,13 @@ def test_any_bytes_give_a_finite_vector_that_f16_holds_or_a_remote_protocol_erro
 @pytest.mark.parametrize(
     ("blob", "clause"),
     [
-        (b"", "differences of 0 bytes in all: each takes 154, and 1 to 3 are sent"),
-        (bytes(155), "differences of 155 bytes in all: each takes 154"),
-        (bytes(4 * 154), "differences of 616 bytes in all: each takes 154, and 1 to 3 are sent"),
-        (bytes(154) + b"\xff" * 154, "scale of block 0 is negative or not finite"),
-        (bytes(153) + b"\x80", "number 299 is coded as -8"),
+        (b"", "cut short: it takes 154"),
+        (bytes(154), "what should be deflated is not"),
+        (deflated(bytes(155)), "it takes 154"),
+        (deflated(bytes(154)) * 9, "more than 8 differences at once"),
+        (deflated(bytes(154)) + b"x", "it takes 154"),
+        (deflated(bytes(154)) + deflated(b"\xff" * 154), "scale of block 0 is negative or not"),
+        (deflated(bytes(153) + b"\x80"), "number 299 is coded as -8"),
     ],
 )
 def test_differences_that_do_not_hold_are_refused_with_the_reason(blob: bytes, clause: str) -> None:
@@ -276,4 +300,4 @@ def test_a_whole_copy_that_does_not_hold_is_refused_with_the_reason(
 
 def test_a_hostile_difference_gives_numbers_that_f16_can_hold() -> None:
     blob = encode(np.full(300, 458_528, np.float32), 4).blob
-    assert (followed(np.ones(300, np.float32), blob, 4) == F16_MAX).all()
+    assert (followed(np.ones(300, np.float32), deflated(blob), 4) == F16_MAX).all()

@@ -15,6 +15,7 @@ from helpers_transport import LARGE, OTHER, SMALL, TASK, filled, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.deflate import deflate
 from protocol.editions import Answer, codec_of, read
 from protocol.errors import PeerRefused
 from protocol.handshake import Credentials
@@ -157,6 +158,10 @@ def credentials(layout: Layout) -> Credentials:
         layout=layout,
         task=TASK,
     )
+
+
+def deflated(code: bytes) -> bytes:
+    return deflate(np.frombuffer(code, np.uint8)).tobytes()
 
 
 def code_of(answer: tuple[Message, bytes | None] | None) -> RefusalCode:
@@ -407,7 +412,7 @@ def test_no_more_chunks_wait_for_an_offer_than_a_window_holds() -> None:
     assert [type(message) for message, _ in waiting] == [Chunk] * 64
 
 
-@pytest.mark.parametrize(("features", "encoding"), [((), Encoding.F32), (None, Encoding.CODEC_8)])
+@pytest.mark.parametrize(("features", "encoding"), [((), Encoding.F32), (None, Encoding.DEFLATE_8)])
 def test_only_who_announces_a_codec_is_sent_what_it_makes(
     features: tuple[str, ...] | None, encoding: Encoding
 ) -> None:
@@ -509,7 +514,8 @@ def test_a_coded_gradient_arrives_decoded_and_its_progress_counts_coded_bytes(
     desk = Desk(SMALL)
     desk.greet()
     coded = encode(filled(SMALL.gradient).flat_f32(), bits)
-    blob, coding = coded.blob, {"data": coded.blob, "encoding": codec_of(bits)}
+    blob = deflated(coded.blob)
+    coding = {"data": blob, "encoding": codec_of(bits)}
     desk.ask(desk.offer(7, b"", **coding), blob[:cut])
     assert desk.served._inbox.held_bytes == len(blob) + SMALL.gradient.size_bytes
     chunk = GradientChunk(request_id=9, transfer_id=7, offset=cut)
@@ -524,12 +530,19 @@ def test_a_coded_gradient_arrives_decoded_and_its_progress_counts_coded_bytes(
 @pytest.mark.parametrize(
     ("encoding", "blob", "fault"),
     [
-        (Encoding.CODEC_4, bytes(115), "a gradient of 115 bytes as codec-4, ours have 114"),
-        (Encoding.CODEC_8, bytes(114), "a gradient of 114 bytes as codec-8, ours have 226"),
+        (Encoding.DEFLATE_4, bytes(125), "a gradient of 125 bytes as deflate-4, ours have at most"),
+        (Encoding.DEFLATE_8, bytes(237), "a gradient of 237 bytes as deflate-8, ours have at most"),
+        (Encoding.DEFLATE_4, bytes(114), "what should be deflated is not"),
+        (Encoding.DEFLATE_4, deflated(bytes(115)), "it takes 114"),
+        (Encoding.DEFLATE_4, deflated(bytes(114)) + b"x", "1 bytes after a gradient"),
         (Encoding.F16, bytes(448), "a gradient as f16: that is for models only"),
-        (Encoding.CODEC_4, b"\xff" * 114, "scale of block 0 is negative or not finite"),
-        (Encoding.CODEC_4, bytes(2) + b"\x88" * 112, "is coded as -8, out of range"),
-        (Encoding.CODEC_4, b"\x00\x3c" + b"\x11" * 112, "'head.bias' is followed by stray bytes"),
+        (Encoding.DEFLATE_4, deflated(b"\xff" * 114), "scale of block 0 is negative or not finite"),
+        (Encoding.DEFLATE_4, deflated(bytes(2) + b"\x88" * 112), "is coded as -8, out of range"),
+        (
+            Encoding.DEFLATE_4,
+            deflated(b"\x00\x3c" + b"\x11" * 112),
+            "'head.bias' is followed by stray bytes",
+        ),
     ],
 )
 def test_a_coded_gradient_that_does_not_hold_is_a_strike_and_takes_no_memory(
