@@ -9,7 +9,11 @@ from dataclasses import dataclass, replace
 
 from peer import algorithm
 from protocol.messages import MAX_FRIENDS, ModelSnapshot, PeerId
+from protocol.publication import MAX_DIFFERENCES
 from protocol.tensors import Tensors
+
+MAX_BASES_BYTES = 1 << 26
+"""Memory for models that are held as bases alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Acquaintances:
         loss_averages: L̂_ij.
         measured_at: The round in which each peer was last measured.
         kept: Models of others.
+        holds_bases: Whether models that are let go of are held for a few rounds: what is fetched
+            again then comes as differences to them.
     """
 
     def __init__(
@@ -55,22 +61,34 @@ class Acquaintances:
         loss_averages: Mapping[PeerId, float],
         measured_at: Mapping[PeerId, int],
         kept: Mapping[PeerId, KeptModel],
+        holds_bases: bool = True,
     ) -> None:
         self.loss_averages = dict(loss_averages)
         self.measured_at = dict(measured_at)
         self.kept = dict(kept)
+        self._bases: dict[PeerId, KeptModel] = {}  # the longest unused first
+        self._max_bases_bytes = MAX_BASES_BYTES if holds_bases else 0
+
+    def held(self, peer_id: PeerId) -> ModelSnapshot | None:
+        """Return the newest model of a peer that is there, kept or a base alone."""
+        held = self.kept.get(peer_id) or self._bases.get(peer_id)
+        return None if held is None else held.snapshot
 
     def keep(self, peer_id: PeerId, snapshot: ModelSnapshot, round_number: int) -> None:
         """Keep a model in place of the owner's former one."""
+        self._bases.pop(peer_id, None)
         self.kept[peer_id] = KeptModel(snapshot, None, round_number)
 
-    def confirm(self, peer_id: PeerId, round_number: int) -> None:
-        """Take note that a kept model is still the newest."""
-        self.kept[peer_id] = replace(self.kept[peer_id], fetched_round=round_number)
+    def confirm(self, peer_id: PeerId, round_number: int) -> KeptModel:
+        """Take note that a model held is still the newest; keep and return it."""
+        held = self._bases.pop(peer_id, None) or self.kept[peer_id]
+        self.kept[peer_id] = replace(held, fetched_round=round_number)
+        return held
 
     def forget_losses(self) -> None:
-        """Take the losses of kept models for unknown; the averages will learn by new ones."""
+        """Take the losses of models held for unknown; the averages will learn by new ones."""
         self.kept = {peer_id: replace(kept, loss=None) for peer_id, kept in self.kept.items()}
+        self._bases = {peer_id: replace(base, loss=None) for peer_id, base in self._bases.items()}
 
     def measured(self, peer_id: PeerId, loss: float) -> None:
         """Take note of a kept model's loss; the averages change with `fold`."""
@@ -195,8 +213,17 @@ class Acquaintances:
             if kept.fetched_round <= round_number:
                 yield peer_id
 
-    def keep_only(self, peer_ids: Collection[PeerId]) -> None:
-        """Let go of all other models; their loss averages stay."""
+    def keep_only(self, peer_ids: Collection[PeerId], round_number: int) -> None:
+        """Let go of all other models, but for bases; their loss averages stay."""
+        self._bases |= {
+            peer_id: kept for peer_id, kept in sorted(self.kept.items()) if peer_id not in peer_ids
+        }
         self.kept = {
             peer_id: kept for peer_id, kept in sorted(self.kept.items()) if peer_id in peer_ids
         }
+        held_bytes = sum(base.snapshot.tensors.buffer.nbytes for base in self._bases.values())
+        for peer_id, base in list(self._bases.items()):
+            is_old = base.fetched_round <= round_number - MAX_DIFFERENCES
+            if is_old or held_bytes > self._max_bases_bytes:
+                del self._bases[peer_id]
+                held_bytes -= base.snapshot.tensors.buffer.nbytes

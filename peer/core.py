@@ -113,6 +113,7 @@ class PeerCore:
             restored.loss_averages if restored else {},
             restored.measured_at if restored else {},
             restored.kept if restored else {},
+            holds_bases=settings.bits is not None,
         )
         self._explorer = Explorer(settings, rng, restored.explorer if restored else None)
         model_round = 0
@@ -284,8 +285,7 @@ class PeerCore:
         self._awaited.update(wanted)
         effects: list[Effect] = []
         for peer_id in sorted(wanted):
-            kept = self._known.kept.get(peer_id)
-            have = kept.snapshot if kept else None
+            have = self._known.held(peer_id)
             effects.append(Fetch(peer_id, self._round_number, have, self._is_gathering))
         if self._gathering.asked is not None:
             effects.append(AskGroups(self._gathering.asked, self._round_number))
@@ -336,10 +336,10 @@ class PeerCore:
 
     def _take_unchanged(self, peer_id: PeerId) -> list[Effect]:
         """The same model on the same examples has the same loss: no need to measure again."""
-        kept = self._known.kept.get(peer_id)
-        if self._phase is not _Phase.E_STEP or peer_id not in self._awaited or kept is None:
+        held = self._known.held(peer_id)
+        if self._phase is not _Phase.E_STEP or peer_id not in self._awaited or held is None:
             return []
-        self._known.confirm(peer_id, self._round_number)
+        kept = self._known.confirm(peer_id, self._round_number)
         if kept.loss is None:
             return [Measure(peer_id, self._round_number, kept.snapshot.tensors)]
         return self._take_loss(peer_id, kept.loss)
@@ -558,7 +558,7 @@ class PeerCore:
 
     def _finish_round(self) -> list[Effect]:
         collaborating = self.collaboration_weights()
-        self._known.keep_only(collaborating)
+        self._known.keep_only(collaborating, self._round_number)
         clustered_by = self._gathering.clustered_by if self._sizes else None
         finished = RoundFinished(
             self._round_number,
