@@ -41,12 +41,15 @@ def best_collaborators(
         own: Who is none of them.
         least: The weight that one must have.
     """
-    others = [each for each, weight in weights.items() if each != own and weight >= least]
+    others = [each for each, weight in weights.items() if weight >= least and each != own]
     return tuple(sorted(others, key=lambda each: (-weights[each], each))[:MAX_FRIENDS])
 
 
 class Acquaintances:
     """Loss averages, the own model's among them, and the models kept.
+
+    What was measured, in the order of peer ids, and when is replaced as a whole, never changed:
+    whoever holds it needs no copy.
 
     Args:
         loss_averages: L̂_ij.
@@ -63,10 +66,11 @@ class Acquaintances:
         kept: Mapping[PeerId, KeptModel],
         holds_bases: bool = True,
     ) -> None:
-        self.loss_averages = dict(loss_averages)
-        self.measured_at = dict(measured_at)
+        self.loss_averages: Mapping[PeerId, float] = dict(sorted(loss_averages.items()))
+        self.measured_at: Mapping[PeerId, int] = dict(measured_at)
         self.kept = dict(kept)
         self._bases: dict[PeerId, KeptModel] = {}  # the longest unused first
+        self._latest: tuple[object, object, Mapping[PeerId, float]] = (None, None, {})
         self._max_bases_bytes = MAX_BASES_BYTES if holds_bases else 0
 
     def held(self, peer_id: PeerId) -> ModelSnapshot | None:
@@ -97,16 +101,18 @@ class Acquaintances:
 
     def fold(self, losses: Mapping[PeerId, float], round_number: int, beta: float | None) -> None:
         """Fold a round's losses into the averages; a loss that isn't finite forgets the peer."""
-        for peer_id in sorted(losses):
-            average = algorithm.update_loss_average(
-                self.loss_averages.get(peer_id), losses[peer_id], beta
-            )
-            self.measured_at[peer_id] = round_number
-            if average is None:
-                self.loss_averages.pop(peer_id, None)
-                self.kept.pop(peer_id, None)
-            else:
-                self.loss_averages[peer_id] = average
+        known = self.loss_averages
+        self._learn(
+            {
+                peer_id: algorithm.update_loss_average(known.get(peer_id), loss, beta)
+                for peer_id, loss in losses.items()
+            },
+            round_number,
+        )
+
+    def take_over(self, own: PeerId, adopted: PeerId) -> None:
+        """Take note that the own model is a kept one now."""
+        self.loss_averages = {**self.loss_averages, own: self.loss_averages[adopted]}
 
     def jumped(self, losses: Mapping[PeerId, float], alarm: float) -> set[PeerId]:
         """Return whose losses are above their averages by more than `alarm`; 0 is nobody's."""
@@ -145,15 +151,31 @@ class Acquaintances:
         )
         fallen = [fall for fall in falls if math.isfinite(fall)]
         shift = statistics.median(fallen) if fallen else 0.0
-        self.measured_at |= dict.fromkeys(losses, round_number)
-        folded = {}
-        for peer_id, loss in sorted(losses.items()):
-            known = peer_id in self.loss_averages
+        known, learned = self.loss_averages, dict[PeerId, float | None]()
+        for peer_id, loss in losses.items():
             if peer_id in jumped or not math.isfinite(loss):
-                folded[peer_id] = loss
-            elif peer_id not in trained or not known:
-                self.loss_averages[peer_id] = loss + shift
-        self.fold(folded, round_number, beta)
+                average = known.get(peer_id)
+                learned[peer_id] = algorithm.update_loss_average(average, loss, beta)
+            elif peer_id not in trained or peer_id not in known:
+                learned[peer_id] = loss + shift
+            else:
+                learned[peer_id] = known[peer_id]
+        self._learn(learned, round_number)
+
+    def _learn(self, averages: Mapping[PeerId, float | None], round_number: int) -> None:
+        """Take the averages of who was just measured; None forgets a peer."""
+        former = self.loss_averages
+        learned = {
+            peer_id: average
+            for peer_id, average in {**former, **averages}.items()
+            if average is not None
+        }
+        self.loss_averages = (
+            learned if learned.keys() == former.keys() else dict(sorted(learned.items()))
+        )
+        self.measured_at = {**self.measured_at, **dict.fromkeys(averages, round_number)}
+        for peer_id in averages.keys() - learned.keys():
+            self.kept.pop(peer_id, None)
 
     def _average(self, peer_id: PeerId) -> float:
         return self.loss_averages.get(peer_id, math.inf)
@@ -164,18 +186,20 @@ class Acquaintances:
         others: Collection[PeerId],
         temperature: float,
         prior: Mapping[PeerId, float] | None = None,
-    ) -> dict[PeerId, float]:
+    ) -> Mapping[PeerId, float]:
         """Return w_i over self and those of the others that were ever measured."""
-        known = self.loss_averages
+        averages = known = self.loss_averages
+        former_others, former_known, former_weights = self._latest
+        if prior is None and others is former_others and known is former_known:
+            return former_weights
         if len(others) < len(known):  # of thousands ever measured, few are kept
             averages = {peer_id: known[peer_id] for peer_id in (*others, own) if peer_id in known}
-        else:
-            averages = {
-                peer_id: average
-                for peer_id, average in known.items()
-                if peer_id in others or peer_id == own
-            }
-        return algorithm.collaboration_weights(averages, temperature, prior)
+        elif absent := known.keys() - others - {own}:
+            averages = {each: average for each, average in known.items() if each not in absent}
+        weights = algorithm.collaboration_weights(averages, temperature, prior)
+        if prior is None and isinstance(others, frozenset):  # nobody changes that
+            self._latest = others, known, weights
+        return weights
 
     def tensors_of(self, peer_id: PeerId) -> Tensors:
         """Return a kept model."""
@@ -221,9 +245,8 @@ class Acquaintances:
         self.kept = {
             peer_id: kept for peer_id, kept in sorted(self.kept.items()) if peer_id in peer_ids
         }
-        held_bytes = sum(base.snapshot.tensors.buffer.nbytes for base in self._bases.values())
         for peer_id, base in list(self._bases.items()):
+            held_bytes = len(self._bases) * base.snapshot.tensors.layout.size_bytes
             is_old = base.fetched_round <= round_number - MAX_DIFFERENCES
             if is_old or held_bytes > self._max_bases_bytes:
                 del self._bases[peer_id]
-                held_bytes -= base.snapshot.tensors.buffer.nbytes

@@ -267,11 +267,12 @@ def collaboration_weights(
         return {}
     peer_ids = sorted(loss_averages)
     best = min(loss_averages.values())
-    scores = [math.exp((best - loss_averages[peer_id]) / temperature) for peer_id in peer_ids]
+    averages = map(loss_averages.__getitem__, peer_ids)
+    scores = [math.exp((best - average) / temperature) for average in averages]
     if prior is not None:
         scores = [prior[each] * score for each, score in zip(peer_ids, scores, strict=True)]
     total = math.fsum(scores)
-    return {peer_id: score / total for peer_id, score in zip(peer_ids, scores, strict=True)}
+    return dict(zip(peer_ids, [score / total for score in scores], strict=True))
 
 
 def prune_weights(weights: Mapping[PeerId, float], minimum: float) -> dict[PeerId, float]:
@@ -317,10 +318,10 @@ def best_neighbors(
     Returns:
         min(count, number of candidates) distinct peers, in peer-id order.
     """
-    known = {peer_id: weight for peer_id, weight in weights.items() if weight > 0.0}
-    last = min(heapq.nlargest(count, known.values()), default=math.inf)
-    best = [peer_id for peer_id, weight in known.items() if weight > last]
-    tied = sorted(peer_id for peer_id, weight in known.items() if weight == last)
+    last = min(heapq.nlargest(count, weights.values()), default=math.inf)
+    known = [each for each, weight in weights.items() if weight >= last and weight > 0.0]
+    best = [peer_id for peer_id in known if weights[peer_id] > last]
+    tied = sorted(peer_id for peer_id in known if weights[peer_id] == last)
     best += uniform_neighbors(tied, count - len(best), rng)
     if len(best) < count:
         taken = set(best)

@@ -8,7 +8,7 @@ the same effects. Answers that carry another round number than the current one a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -132,7 +132,7 @@ class PeerCore:
         self._shown = restored.shown if restored is not None else None
         self._neighbors = Candidates()
         self._sampled: tuple[PeerId, ...] = ()
-        self._weights: dict[PeerId, float] = {}
+        self._weights: Mapping[PeerId, float] = {}
         # What this round still waits for. Completion is tested after every event that shrinks one.
         self._awaited: set[PeerId] = set()
         self._differentiating: set[PeerId] = set()
@@ -207,7 +207,7 @@ class PeerCore:
             case Stepped(_, model):
                 return self._take_step(model)
 
-    def training_weights(self) -> dict[PeerId, float]:
+    def training_weights(self) -> Mapping[PeerId, float]:
         """Return w_i over self and the reachable peers ever measured: whom to sample and train."""
         return self._weights_over(self._neighbors.members)
 
@@ -309,7 +309,7 @@ class PeerCore:
         if self._is_gathering:
             self._sampled = ()
             return self._gathering.begin(self._neighbors, self._rng)
-        weights = self.training_weights()
+        weights = dict(self.training_weights())
         weights.pop(self._peer_id, None)
         stale = self._round_number - self._settings.refresh_after
         choose = self._explorer.settle if self._is_final else self._explorer.choose
@@ -417,7 +417,7 @@ class PeerCore:
         adopted = self._best_to_adopt()
         if adopted is not None:
             self._phase = _Phase.STEPPING
-            self._known.loss_averages[self._peer_id] = self._known.loss_averages[adopted]
+            self._known.take_over(self._peer_id, adopted)
             return [Adopt(self._round_number, adopted, self._tensors_of(adopted))]
         return self._begin_m_step()
 
@@ -562,7 +562,7 @@ class PeerCore:
         clustered_by = self._gathering.clustered_by if self._sizes else None
         finished = RoundFinished(
             self._round_number,
-            dict(sorted(self._known.loss_averages.items())),
+            self._known.loss_averages,
             self._weights,
             collaborating,
             self.prediction_weights(),
@@ -579,8 +579,8 @@ class PeerCore:
         return PeerSnapshot(
             round_number=self._round_number,
             model=self._model,
-            loss_averages=dict(self._known.loss_averages),
-            measured_at=dict(self._known.measured_at),
+            loss_averages=self._known.loss_averages,
+            measured_at=self._known.measured_at,
             kept=dict(self._known.kept),
             explorer=self._explorer.snapshot(),
             rng_state=self._rng.bit_generator.state,
@@ -590,7 +590,7 @@ class PeerCore:
             trained_from=self.horizon.trained_from,
         )
 
-    def _weights_over(self, others: Collection[PeerId]) -> dict[PeerId, float]:
+    def _weights_over(self, others: Collection[PeerId]) -> Mapping[PeerId, float]:
         sizes = self._sizes if self._settings.tells_sizes else None
         return self._known.weights(self._peer_id, others, self._settings.temperature, sizes)
 
