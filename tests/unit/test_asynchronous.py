@@ -237,7 +237,7 @@ def test_whoever_returns_goes_on_from_its_last_round_or_begins_anew(forgets):
 def test_a_late_newcomer_is_told_to_all_and_starts_from_the_best_model():
     churn = {"peer-03": {"joins_s": 1.0}}
     settings = swarm_settings(
-        PEERS, 30, simulate={"mode": "asynchronous", "churn": churn}, algorithm={"adopt_after": 5}
+        PEERS, 40, simulate={"mode": "asynchronous", "churn": churn}, algorithm={"adopt_after": 5}
     )
     simulation = make_simulation(settings)
     log = log_of(simulation)
