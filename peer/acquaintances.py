@@ -13,7 +13,7 @@ from protocol.publication import MAX_DIFFERENCES
 from protocol.tensors import Tensors
 
 MAX_BASES_BYTES = 1 << 26
-"""Memory for models that are held as bases alone."""
+"""Memory of a peer for models that are held as bases alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,13 @@ class Acquaintances:
         self.kept[peer_id] = replace(held, fetched_round=round_number)
         return held
 
+    def forget_base(self, peer_id: PeerId) -> None:
+        """Let go of what is held of a peer as a base: nothing came of it."""
+        self._bases.pop(peer_id, None)
+
     def forget_losses(self) -> None:
-        """Take the losses of models held for unknown; the averages will learn by new ones."""
+        """Take the losses of kept models for unknown; the averages will learn by new ones."""
         self.kept = {peer_id: replace(kept, loss=None) for peer_id, kept in self.kept.items()}
-        self._bases = {peer_id: replace(base, loss=None) for peer_id, base in self._bases.items()}
 
     def measured(self, peer_id: PeerId, loss: float) -> None:
         """Take note of a kept model's loss; the averages change with `fold`."""
@@ -112,7 +115,8 @@ class Acquaintances:
 
     def take_over(self, own: PeerId, adopted: PeerId) -> None:
         """Take note that the own model is a kept one now."""
-        self.loss_averages = {**self.loss_averages, own: self.loss_averages[adopted]}
+        taken = {**self.loss_averages, own: self.loss_averages[adopted]}
+        self.loss_averages = dict(sorted(taken.items()))
 
     def jumped(self, losses: Mapping[PeerId, float], alarm: float) -> set[PeerId]:
         """Return whose losses are above their averages by more than `alarm`; 0 is nobody's."""
@@ -173,7 +177,7 @@ class Acquaintances:
         self.loss_averages = (
             learned if learned.keys() == former.keys() else dict(sorted(learned.items()))
         )
-        self.measured_at = {**self.measured_at, **dict.fromkeys(averages, round_number)}
+        self.measured_at = {**self.measured_at, **dict.fromkeys(sorted(averages), round_number)}
         for peer_id in averages.keys() - learned.keys():
             self.kept.pop(peer_id, None)
 
@@ -238,15 +242,21 @@ class Acquaintances:
                 yield peer_id
 
     def keep_only(self, peer_ids: Collection[PeerId], round_number: int) -> None:
-        """Let go of all other models, but for bases; their loss averages stay."""
+        """Let go of all other models, but for bases, and of their losses; the averages stay."""
         self._bases |= {
-            peer_id: kept for peer_id, kept in sorted(self.kept.items()) if peer_id not in peer_ids
+            peer_id: replace(kept, loss=None)
+            for peer_id, kept in sorted(self.kept.items())
+            if peer_id not in peer_ids
+        }
+        self._bases = {
+            peer_id: base
+            for peer_id, base in self._bases.items()
+            if base.fetched_round > round_number - MAX_DIFFERENCES
         }
         self.kept = {
             peer_id: kept for peer_id, kept in sorted(self.kept.items()) if peer_id in peer_ids
         }
         for peer_id, base in list(self._bases.items()):
             held_bytes = len(self._bases) * base.snapshot.tensors.layout.size_bytes
-            is_old = base.fetched_round <= round_number - MAX_DIFFERENCES
-            if is_old or held_bytes > self._max_bases_bytes:
+            if held_bytes > self._max_bases_bytes:
                 del self._bases[peer_id]

@@ -193,6 +193,7 @@ class PeerCore:
                 return self._take_unchanged(peer_id)
             case FetchFailed(peer_id):
                 self._awaited.discard(peer_id)
+                self._known.forget_base(peer_id)
                 return self._after_e_step()
             case Measured(peer_id, _, loss):
                 return self._take_loss(peer_id, loss)
@@ -595,6 +596,4 @@ class PeerCore:
         return self._known.weights(self._peer_id, others, self._settings.temperature, sizes)
 
     def _tensors_of(self, peer_id: PeerId) -> Tensors:
-        if peer_id == self._peer_id:
-            return self._model.tensors
-        return self._known.tensors_of(peer_id)
+        return self._model.tensors if peer_id == self._peer_id else self._known.tensors_of(peer_id)

@@ -16,9 +16,9 @@ class DeadlineSettings:
     """No deadline is shorter, or than the longest where that is less. Shorter finds the silent
     sooner; a busy machine can keep its peers waiting for a second."""
 
-    margin: float = 4.0
-    """Times the slowest of the remembered waits. More bears more change, such as a whole model
-    after coded differences to it, and finds the silent later."""
+    margin: float = 10.0
+    """Times the slowest of the remembered waits. More bears more change, such as a whole copy after
+    coded differences to it, deflated some ten times as small, and finds the silent later."""
 
     remembered: int = 16
     """Waits that count; the more, the longer a slow one keeps the deadline long."""

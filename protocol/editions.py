@@ -36,12 +36,19 @@ class Answer:
         base: For differences, the version that the reader must hold; else None.
         leads_to: The digest of the model that comes of it; None for a blob as it is.
         blob: The bytes.
+        within: The memory that the bytes are a part of, where more than they are kept for them.
     """
 
     encoding: Encoding
     base: Version | None = None
     leads_to: str | None = None
     blob: Bytes
+    within: Bytes | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory is kept for it."""
+        return (self.blob if self.within is None else self.within).nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,7 +150,7 @@ def check_answer(
             raise RemoteProtocolError(f"differences to {base} are offered, we hold {held}")
         least, most = layout.uncoded.size_bytes + 1, _whole_size(layout, Encoding.F16) - 1
     if not least <= size_bytes <= most:
-        right = str(most) if least == most else f"{least} to {most}"
+        right = str(most) if least == most else f"{least} to {most}" if least < most else "none"
         raise RemoteProtocolError(f"a model of {size_bytes} bytes as {encoding}, ours has {right}")
 
 
@@ -202,7 +209,9 @@ def _coded(snapshot: ModelSnapshot, publication: Publication, before: Edition | 
     tail, start = _joined(*publication.differences, others), 0
     since = {}
     for base, difference in zip(bases[len(bases) - count :], publication.differences, strict=True):
-        since[base] = Answer(encoding=encoding, base=base, leads_to=digest, blob=tail[start:])
+        since[base] = Answer(
+            encoding=encoding, base=base, leads_to=digest, blob=tail[start:], within=tail
+        )
         start += difference.size
     return Edition(
         snapshot=replace(snapshot, tensors=Tensors(layout, public)),

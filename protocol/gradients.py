@@ -99,6 +99,13 @@ def pack(update: GradientUpdate, feedback: Feedback | None) -> Parcel:
     return Parcel(update=update, encoding=Encoding.F32, blob=gradient.buffer)
 
 
+def room_for(layout: Layout, encoding: Encoding) -> int:
+    """Return how many bytes a gradient takes at most on its way."""
+    if encoding not in CODECS:
+        return layout.size_bytes
+    return most_deflated(coded_size_bytes(layout.size_bytes // 4, CODECS[encoding]))
+
+
 def check_parcel(layout: Layout, encoding: Encoding, size_bytes: int) -> None:
     """Check what a peer announces to send, before memory is taken for it.
 
@@ -110,14 +117,11 @@ def check_parcel(layout: Layout, encoding: Encoding, size_bytes: int) -> None:
     Raises:
         RemoteProtocolError: No gradient travels like that.
     """
-    if encoding == Encoding.F32:
-        least = most = layout.size_bytes
-    elif encoding in CODECS:
-        least, most = 1, most_deflated(coded_size_bytes(layout.size_bytes // 4, CODECS[encoding]))
-    else:
+    if encoding == Encoding.F16:
         raise RemoteProtocolError(f"a gradient as {encoding}: that is for models only")
+    most = room_for(layout, encoding)
+    least, right = (1, f"at most {most}") if encoding in CODECS else (most, str(most))
     if not least <= size_bytes <= most:
-        right = str(most) if least == most else f"at most {most}"
         raise RemoteProtocolError(
             f"a gradient of {size_bytes} bytes as {encoding}, ours have {right}"
         )

@@ -154,27 +154,15 @@ def follow(public: Vector, blob: Buffer, bits: Bits, out: Vector) -> None:
     Raises:
         RemoteProtocolError: `Publication` never makes such differences; it says what is wrong.
     """
-    codes = _codes_in(blob, public.size, bits)
-    for numbers in pieces(public.size):
-        moved = public[numbers]
-        for code in codes:
-            moved = _moved(moved, code.read(numbers))
-        out[numbers] = moved
-
-
-def _codes_in(blob: Buffer, num_values: int, bits: Bits) -> Sequence[Code]:
-    """Return the differences in a blob.
-
-    Raises:
-        RemoteProtocolError: It isn't made of such, or of more than are ever sent.
-    """
-    codes: list[Code] = []
-    while blob or not codes:
-        if len(codes) == MAX_DIFFERENCES:
+    held, count = public, 0
+    while blob or not count:  # one code in memory at a time
+        if count == MAX_DIFFERENCES:
             raise RemoteProtocolError(f"more than {MAX_DIFFERENCES} differences at once")
-        code, blob = inflate(blob, coded_size_bytes(num_values, bits))
-        codes.append(Code.received(code, num_values, bits))
-    return codes
+        raw, blob = inflate(blob, coded_size_bytes(public.size, bits))
+        code = Code.received(raw, public.size, bits)
+        for numbers in pieces(public.size):
+            out[numbers] = _moved(held[numbers], code.read(numbers))
+        held, count = out, count + 1
 
 
 def _worth_sending(differences: Sequence[Bytes], num_values: int) -> tuple[Bytes, ...]:

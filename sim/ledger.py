@@ -124,7 +124,8 @@ def _check_same(path: Path, now: Mapping[str, Any]) -> None:
         return
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunError(f"{path} is damaged ({error}): move the folder away") from error
-    old, new = (dict(_flat(tree)) for tree in (_completed(before["settings"]), now["settings"]))
+    completed = _completed(before["settings"], now["settings"])
+    old, new = (dict(_flat(tree)) for tree in (completed, now["settings"]))
     differences = [
         f"{key} is {_say(old.get(key))} there and {_say(new.get(key))} here"
         for key in sorted(old.keys() | new.keys())
@@ -141,10 +142,11 @@ def _check_same(path: Path, now: Mapping[str, Any]) -> None:
         )
 
 
-def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+def _completed(settings: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Add the defaults of what could not be set yet when these settings were written."""
+    lists = {key: now[key] for key in ("methods", "regimes", "seeds")}  # these may differ
     try:
-        return _plain(msgspec.convert(settings, CompareSettings))
+        return _plain(msgspec.convert({**settings, **lists}, CompareSettings))
     except (ConfigError, msgspec.ValidationError):  # some can't be set any more: they differ
         return settings
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from protocol.codec import Buffer
 from protocol.digest import Hasher, check_digest
 from protocol.errors import RemoteProtocolError
-from protocol.gradients import check_parcel, unpack
+from protocol.gradients import check_parcel, room_for, unpack
 from protocol.messages import (
     Encoding,
     GradientChunk,
@@ -166,12 +166,13 @@ class Inbox:
     def _begin(self, box: _Sender, offer: GradientOffer) -> bool:
         """Take memory for a gradient; return whether there is enough."""
         self._make_room(box)
-        coded = offer.encoding != Encoding.F32
-        wanted = offer.size_bytes + (self._layout.size_bytes if coded else 0)
+        wanted = self._memory_for(offer)
         if self.held_bytes + wanted > self._settings.max_receive_bytes:
             return False
         self.held_bytes += wanted
-        buffer = self._allocate(offer.size_bytes)
+        # Of one size, whatever is announced: the same memory serves one after the other.
+        buffer = self._allocate(room_for(self._layout, offer.encoding))[: offer.size_bytes]
+        coded = offer.encoding != Encoding.F32
         decoded = self._allocate(self._layout.size_bytes) if coded else buffer
         box.incoming[offer.transfer_id] = Incoming(offer, buffer, decoded, self._now())
         return True
@@ -184,10 +185,11 @@ class Inbox:
             self._remove(box, transfer_id)
 
     def _remove(self, box: _Sender, transfer_id: int) -> None:
-        incoming = box.incoming.pop(transfer_id)
-        self.held_bytes -= len(incoming.buffer)
-        if incoming.decoded is not incoming.buffer:
-            self.held_bytes -= len(incoming.decoded)
+        self.held_bytes -= self._memory_for(box.incoming.pop(transfer_id).offer)
+
+    def _memory_for(self, offer: GradientOffer) -> int:
+        decoded = 0 if offer.encoding == Encoding.F32 else self._layout.size_bytes
+        return room_for(self._layout, offer.encoding) + decoded
 
     def _append(
         self,

@@ -245,18 +245,17 @@ class Outbox:
     def _unpin(self) -> None:
         """Let go of the oldest models that are only kept for pulls, when they are too much."""
         newest = None if self.edition is None else self.edition.snapshot.version
-        # Few differences keep the memory of the many they end, too: at most three times as much.
         kept = {
             pull.answer: pull.version
             for pulls in self._pulls.values()
             for pull in pulls.values()
             if pull.answer is not None and pull.version != newest
         }
-        excess = sum(answer.blob.nbytes for answer in kept) - self._settings.max_pinned_bytes
+        excess = sum(answer.memory_bytes for answer in kept) - self._settings.max_pinned_bytes
         for answer in sorted(kept, key=lambda answer: kept[answer]):
             if excess <= 0:
                 return
-            excess -= answer.blob.nbytes
+            excess -= answer.memory_bytes
             for pulls in self._pulls.values():
                 for transfer_id, pull in list(pulls.items()):
                     if pull.answer is answer:

@@ -32,8 +32,8 @@ from protocol.transport.transfers import CODING, Request, Transfer, Work
 class Pull(Transfer):
     """Pulls a peer's newest model, or what leads to it from the one that we have.
 
-    Before the offer comes, nobody knows how much there will be: as a rule, as much as the
-    last time.
+    Before the offer comes, nobody knows how much there will be: as a rule, about as much as
+    the last time.
     """
 
     def __init__(

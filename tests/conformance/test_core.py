@@ -202,6 +202,23 @@ def test_when_the_examples_change_an_unchanged_model_is_measured_again():
     assert core.training_weights()[FRIEND] > core.training_weights()[ME]
 
 
+def test_a_model_let_go_of_is_what_its_next_may_build_on_until_a_fetch_fails():
+    core = make_core(num_neighbors=1, epsilon=0.0)
+    core.handle(Started(frozenset({STRANGER})))
+    core.handle(ModelFetched(STRANGER, 0, snapshot(3)))
+    core.handle(Measured(STRANGER, 0, 9.0))
+    (fetch,) = [each for each in do_own_work(core, own_loss=0.1) if isinstance(each, Fetch)]
+    assert not core.snapshot().kept
+    assert fetch == Fetch(STRANGER, 1, snapshot(3))
+    assert list(core.handle(ModelUnchanged(STRANGER, 1))) == [Measure(STRANGER, 1, tensors(1.0))]
+    core.handle(Measured(STRANGER, 1, 9.0))
+    (fetch,) = [each for each in do_own_work(core, own_loss=0.1) if isinstance(each, Fetch)]
+    assert fetch.have == snapshot(3)
+    core.handle(FetchFailed(STRANGER, 2))
+    (fetch,) = [each for each in do_own_work(core, own_loss=0.1) if isinstance(each, Fetch)]
+    assert fetch.have is None
+
+
 def do_own_work_with_friend(core):
     number = core.round_number
     core.handle(Measured(ME, number, 2.0))

@@ -10,7 +10,7 @@ from peer import acquaintances
 from peer.acquaintances import Acquaintances
 from protocol.messages import ModelSnapshot, PeerId, Version
 
-FRIEND, STRANGER = peer_id(1), peer_id(2)
+ME, FRIEND, STRANGER = (peer_id(number) for number in range(3))
 SIZE = SMALL.size_bytes
 
 
@@ -34,14 +34,15 @@ def test_a_model_that_is_let_go_of_is_held_but_counts_no_more():
     assert known.held(peer_id(9)) is None
 
 
-def test_a_model_held_that_is_still_the_newest_is_kept_again_with_its_loss():
-    known = met(STRANGER)
-    known.keep_only((), 3)
-    assert known.confirm(STRANGER, 5).loss == 0.7
+def test_a_model_held_that_is_still_the_newest_is_kept_again_and_measured_again():
+    known = met(FRIEND, STRANGER)
+    known.keep_only({FRIEND}, 3)
+    assert known.confirm(FRIEND, 5).loss == 0.7
+    assert known.confirm(STRANGER, 5).loss is None  # nobody has its predictions any more
     assert known.kept[STRANGER].fetched_round == 5
     known.keep_only((), 5)
-    known.forget_losses()
-    assert known.confirm(STRANGER, 6).loss is None
+    known.forget_base(STRANGER)
+    assert known.held(STRANGER) is None
 
 
 def test_a_newer_model_takes_the_place_of_the_one_held():
@@ -73,3 +74,32 @@ def test_memory_for_models_held_is_bounded_the_oldest_goes_first(monkeypatch: py
         known.keep(stranger, model(number), number)
         known.keep_only((), number)
     assert [known.held(each) is not None for each in strangers] == [False, False, True, True]
+    known.keep(strangers[0], model(9), 9)
+    known.keep_only((), 9)
+    known.keep(strangers[1], model(2), 2)  # fetched long ago, let go of only now
+    known.keep_only((), 10)
+    assert [known.held(each) is not None for each in strangers] == [True, False, False, True]
+
+
+def test_weights_are_over_whoever_is_asked_about_now():
+    known = Acquaintances({}, {}, {})
+    known.fold({ME: 1.0, FRIEND: 1.0, STRANGER: 1.0}, 0, 0.6)
+    few, all_ = frozenset({FRIEND}), frozenset({FRIEND, STRANGER})
+    for others, weight in ((few, 1 / 2), (all_, 1 / 3), (few, 1 / 2)):
+        assert known.weights(ME, others, 0.3) == dict.fromkeys(sorted({ME, *others}), weight)
+    sizes = {ME: 2, FRIEND: 1, STRANGER: 1}
+    assert known.weights(ME, all_, 0.3, sizes)[ME] == 0.5
+    known.fold({FRIEND: float("nan")}, 1, 0.6)
+    assert known.weights(ME, all_, 0.3) == {ME: 0.5, STRANGER: 0.5}
+
+
+def test_what_was_measured_is_replaced_in_order_and_never_changed():
+    known = Acquaintances({STRANGER: 1.0, FRIEND: 0.5}, {}, {})
+    before, at = known.loss_averages, known.measured_at
+    known.fold({FRIEND: 1.5}, 4, 0.5)
+    known.take_over(ME, FRIEND)
+    known.hold({ME: 9.0, STRANGER: 2.0}, [ME], [ME], 5, 0.5)
+    assert before == {FRIEND: 0.5, STRANGER: 1.0}
+    assert at == {}
+    assert list(known.loss_averages) == [ME, FRIEND, STRANGER]
+    assert known.measured_at == {FRIEND: 4, ME: 5, STRANGER: 5}

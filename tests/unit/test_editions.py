@@ -125,6 +125,13 @@ def test_a_reader_of_another_start_of_the_owner_is_sent_a_copy() -> None:
     assert edition.answer(Version(2, 3), tuple(CODECS)).encoding == Encoding.DEFLATE_4
 
 
+def test_an_answer_knows_how_much_memory_is_kept_for_it() -> None:
+    edition = editions(history(LARGE, 4), 4)[-1]
+    first, *_, last = edition.since.values()
+    assert last.blob.nbytes < last.memory_bytes == first.memory_bytes == first.blob.nbytes
+    assert edition.whole.memory_bytes == edition.whole.blob.nbytes
+
+
 @pytest.mark.parametrize("number", [np.nan, -np.inf, 1e6])
 def test_a_model_that_f16_cannot_hold_is_published_as_it_is_and_nothing_builds_on_it(
     number: float,

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from protocol.deflate import deflate
 from protocol.editions import Answer, codec_of, read
 from protocol.errors import PeerRefused
+from protocol.gradients import room_for
 from protocol.handshake import Credentials
 from protocol.lowbit import Bits, encode
 from protocol.messages import (
@@ -517,7 +518,8 @@ def test_a_coded_gradient_arrives_decoded_and_its_progress_counts_coded_bytes(
     blob = deflated(coded.blob)
     coding = {"data": blob, "encoding": codec_of(bits)}
     desk.ask(desk.offer(7, b"", **coding), blob[:cut])
-    assert desk.served._inbox.held_bytes == len(blob) + SMALL.gradient.size_bytes
+    room = room_for(SMALL.gradient, codec_of(bits))
+    assert desk.served._inbox.held_bytes == room + SMALL.gradient.size_bytes
     chunk = GradientChunk(request_id=9, transfer_id=7, offset=cut)
     done = (GradientProgress(request_id=9, transfer_id=7, received_bytes=len(blob)), None)
     for _ in range(2):
@@ -525,6 +527,18 @@ def test_a_coded_gradient_arrives_decoded_and_its_progress_counts_coded_bytes(
     (update,) = desk.visitors.gradients
     assert np.array_equal(update.gradient.flat_f32(), coded.decoded)
     assert desk.served._inbox.held_bytes == 0
+
+
+def test_coded_gradients_of_different_sizes_take_memory_of_one_size() -> None:
+    desk, sizes = Desk(LARGE), set()
+    desk.served._inbox._allocate = lambda size: sizes.add(size) or np.empty(size, np.uint8)
+    desk.greet()
+    for number, scale in enumerate((0.0, 1.0)):
+        vector = filled(LARGE.gradient).flat_f32() * np.float32(scale)
+        blob = deflated(encode(vector, 4).blob)
+        offer = desk.offer(number, b"", data=blob, encoding=Encoding.DEFLATE_4)
+        desk.ask(offer, blob[: 1 << 16])
+    assert sizes == {room_for(LARGE.gradient, Encoding.DEFLATE_4), LARGE.gradient.size_bytes}
 
 
 @pytest.mark.parametrize(
