@@ -126,10 +126,10 @@ def test_averaging_gains_too_for_a_fraction_of_the_traffic():
     assert np.mean(thrifty.mixture) > np.mean(local_only()) + 0.03
     # No worse than gradients; the same two standard errors as above.
     assert np.mean(thrifty.mixture) > np.mean(default.mixture) - 0.02
-    assert (
-        thrifty.mb_received < 0.6 * default.mb_received
-    )  # 0.52 was seen: who explores by measuring alone moves less than before
-    assert default.mb_received < literal.mb_received / 8
+    # 0.69 was seen, of traffic that deflating has halved: the default's gradients and small steps
+    # shrink more than ten steps at once do. Before, it was 0.52 of twice as much.
+    assert thrifty.mb_received < 0.8 * default.mb_received
+    assert default.mb_received < literal.mb_received / 15
 
 
 def num_collaborators(settings: AlgorithmSettings) -> list[float]:
