@@ -111,7 +111,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     save traffic, and too many let models drift apart. Paper: 1."""
     codec: Literal["f32", "8bit", "4bit"] = "4bit"
     """How models and gradients travel: as they are, or in 8 or 4 bits a number, with what rounding
-    takes away given back later. 4 bits cost about a fifteenth of the traffic. Paper: f32."""
+    takes away given back later. 4 bits cost less than a tenth of the traffic. Paper: f32."""
     hold: bool = True
     """Whether the gradients of others count in all steps of a round, or only in its first."""
     anchor: bool = True
