@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from peer import algorithm
+from peer.row import Row
 from protocol.messages import MAX_FRIENDS, ModelSnapshot, PeerId
 from protocol.publication import MAX_DIFFERENCES
 from protocol.tensors import Tensors
@@ -31,9 +32,7 @@ class KeptModel:
     fetched_round: int
 
 
-def best_collaborators(
-    weights: Mapping[PeerId, float], own: PeerId, least: float
-) -> tuple[PeerId, ...]:
+def best_collaborators(weights: Row, own: PeerId, least: float) -> tuple[PeerId, ...]:
     """Return the others of the largest weights, as others are told: they may be theirs, too.
 
     Args:
@@ -41,8 +40,9 @@ def best_collaborators(
         own: Who is none of them.
         least: The weight that one must have.
     """
-    others = [each for each, weight in weights.items() if weight >= least and each != own]
-    return tuple(sorted(others, key=lambda each: (-weights[each], each))[:MAX_FRIENDS])
+    others = weights.at_least(least)
+    others.pop(own, None)
+    return tuple(sorted(others, key=lambda each: (-others[each], each))[:MAX_FRIENDS])
 
 
 class Acquaintances:
@@ -66,11 +66,12 @@ class Acquaintances:
         kept: Mapping[PeerId, KeptModel],
         holds_bases: bool = True,
     ) -> None:
-        self.loss_averages: Mapping[PeerId, float] = dict(sorted(loss_averages.items()))
+        self.loss_averages = Row.of(loss_averages)
         self.measured_at: Mapping[PeerId, int] = dict(measured_at)
         self.kept = dict(kept)
         self._bases: dict[PeerId, KeptModel] = {}  # the longest unused first
-        self._latest: tuple[object, object, Mapping[PeerId, float]] = (None, None, {})
+        self._latest: tuple[object, object, Row] = (None, None, Row.of({}))
+        self._all_within: tuple[object, object] = (None, None)
         self._max_bases_bytes = MAX_BASES_BYTES if holds_bases else 0
 
     def held(self, peer_id: PeerId) -> ModelSnapshot | None:
@@ -115,8 +116,7 @@ class Acquaintances:
 
     def take_over(self, own: PeerId, adopted: PeerId) -> None:
         """Take note that the own model is a kept one now."""
-        taken = {**self.loss_averages, own: self.loss_averages[adopted]}
-        self.loss_averages = dict(sorted(taken.items()))
+        self.loss_averages = self.loss_averages.changed({own: self.loss_averages[adopted]})
 
     def jumped(self, losses: Mapping[PeerId, float], alarm: float) -> set[PeerId]:
         """Return whose losses are above their averages by more than `alarm`; 0 is nobody's."""
@@ -168,18 +168,11 @@ class Acquaintances:
 
     def _learn(self, averages: Mapping[PeerId, float | None], round_number: int) -> None:
         """Take the averages of who was just measured; None forgets a peer."""
-        former = self.loss_averages
-        learned = {
-            peer_id: average
-            for peer_id, average in {**former, **averages}.items()
-            if average is not None
-        }
-        self.loss_averages = (
-            learned if learned.keys() == former.keys() else dict(sorted(learned.items()))
-        )
+        self.loss_averages = self.loss_averages.changed(averages)
         self.measured_at = {**self.measured_at, **dict.fromkeys(sorted(averages), round_number)}
-        for peer_id in averages.keys() - learned.keys():
-            self.kept.pop(peer_id, None)
+        for peer_id, average in averages.items():
+            if average is None:
+                self.kept.pop(peer_id, None)
 
     def _average(self, peer_id: PeerId) -> float:
         return self.loss_averages.get(peer_id, math.inf)
@@ -190,20 +183,28 @@ class Acquaintances:
         others: Collection[PeerId],
         temperature: float,
         prior: Mapping[PeerId, float] | None = None,
-    ) -> Mapping[PeerId, float]:
+    ) -> Row:
         """Return w_i over self and those of the others that were ever measured."""
-        averages = known = self.loss_averages
+        known = self.loss_averages
         former_others, former_known, former_weights = self._latest
         if prior is None and others is former_others and known is former_known:
             return former_weights
-        if len(others) < len(known):  # of thousands ever measured, few are kept
-            averages = {peer_id: known[peer_id] for peer_id in (*others, own) if peer_id in known}
-        elif absent := known.keys() - others - {own}:
-            averages = {each: average for each, average in known.items() if each not in absent}
+        averages = self._averages_within(own, others)
         weights = algorithm.collaboration_weights(averages, temperature, prior)
         if prior is None and isinstance(others, frozenset):  # nobody changes that
             self._latest = others, known, weights
         return weights
+
+    def _averages_within(self, own: PeerId, others: Collection[PeerId]) -> Row:
+        known = self.loss_averages
+        if len(others) < len(known):  # of thousands ever measured, few are kept
+            return known.only((*others, own))
+        if self._all_within[0] is not others or self._all_within[1] is not known.positions:
+            absent = set(known.positions).difference(others, (own,))
+            if absent:
+                return known.only(each for each in known.positions if each not in absent)
+            self._all_within = others, known.positions
+        return known
 
     def tensors_of(self, peer_id: PeerId) -> Tensors:
         """Return a kept model."""
@@ -231,9 +232,9 @@ class Acquaintances:
         """Return the best collaborators that the owners of kept models told of."""
         return {peer_id: kept.snapshot.friends for peer_id, kept in self.kept.items()}
 
-    def measured_since(self, round_number: int) -> set[PeerId]:
-        """Return who was measured after a round."""
-        return {peer_id for peer_id, at in self.measured_at.items() if at > round_number}
+    def measured_since(self, round_number: int, peer_ids: Collection[PeerId]) -> set[PeerId]:
+        """Return who of these was measured after a round."""
+        return {each for each in peer_ids if self.measured_at.get(each, -math.inf) > round_number}
 
     def outdated(self, round_number: int) -> Iterator[PeerId]:
         """Yield whose kept models were last fetched in this round or before."""
@@ -243,19 +244,11 @@ class Acquaintances:
 
     def keep_only(self, peer_ids: Collection[PeerId], round_number: int) -> None:
         """Let go of all other models, but for bases, and of their losses; the averages stay."""
-        self._bases |= {
-            peer_id: replace(kept, loss=None)
-            for peer_id, kept in sorted(self.kept.items())
-            if peer_id not in peer_ids
-        }
-        self._bases = {
-            peer_id: base
-            for peer_id, base in self._bases.items()
-            if base.fetched_round > round_number - MAX_DIFFERENCES
-        }
-        self.kept = {
-            peer_id: kept for peer_id, kept in sorted(self.kept.items()) if peer_id in peer_ids
-        }
+        for peer_id in sorted(self.kept.keys() - set(peer_ids)):
+            self._bases[peer_id] = replace(self.kept.pop(peer_id), loss=None)
+        for peer_id, base in list(self._bases.items()):
+            if base.fetched_round <= round_number - MAX_DIFFERENCES:
+                del self._bases[peer_id]
         for peer_id, base in list(self._bases.items()):
             held_bytes = len(self._bases) * base.snapshot.tensors.layout.size_bytes
             if held_bytes > self._max_bases_bytes:

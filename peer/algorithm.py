@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from peer.row import Row
 from protocol.lowbit import Bits
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
@@ -165,6 +166,11 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return widths[self.codec]
 
     @property
+    def codes_first_models(self) -> bool:
+        """Whether first models go as coded differences to the initial one, not to be clustered."""
+        return self.warm_start == "none"
+
+    @property
     def tells_sizes(self) -> bool:
         """Whether peers say how many examples they have: only where clusters are averaged by it."""
         return self.warm_start == "odcl" and self.exchange == "average"
@@ -252,7 +258,7 @@ def collaboration_weights(
     loss_averages: Mapping[PeerId, float],
     temperature: float,
     prior: Mapping[PeerId, float] | None = None,
-) -> dict[PeerId, float]:
+) -> Row:
     """Return w_j ∝ p_j exp(-L̂_j / T) over the peers given (equation 3).
 
     Args:
@@ -261,18 +267,15 @@ def collaboration_weights(
         prior: p_j > 0 of all these peers, up to a factor; flat if None.
 
     Returns:
-        Weights that sum to 1, in peer-id order; empty when nothing was measured.
+        Weights that sum to 1; empty when nothing was measured.
     """
-    if not loss_averages:
-        return {}
-    peer_ids = sorted(loss_averages)
-    best = min(loss_averages.values())
-    averages = map(loss_averages.__getitem__, peer_ids)
+    row = Row.of(loss_averages)
+    averages = row.numbers.tolist()
+    best = min(averages, default=0.0)
     scores = [math.exp((best - average) / temperature) for average in averages]
     if prior is not None:
-        scores = [prior[each] * score for each, score in zip(peer_ids, scores, strict=True)]
-    total = math.fsum(scores)
-    return dict(zip(peer_ids, [score / total for score in scores], strict=True))
+        scores = [prior[each] * score for each, score in zip(row.positions, scores, strict=True)]
+    return Row(row.positions, np.array(scores, np.float64) / (math.fsum(scores) or 1.0))
 
 
 def prune_weights(weights: Mapping[PeerId, float], minimum: float) -> dict[PeerId, float]:

@@ -8,7 +8,7 @@ the same effects. Answers that carry another round number than the current one a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -57,6 +57,7 @@ from peer.exploration import Candidates, Explorer
 from peer.gathering import Gathering, bounded_sizes
 from peer.horizon import Horizon
 from peer.learner import Batch
+from peer.row import Row
 from peer.snapshot import PeerSnapshot
 from protocol.errors import LocalProtocolError
 from protocol.messages import GradientUpdate, ModelSnapshot, PeerId, Version
@@ -130,9 +131,9 @@ class PeerCore:
             num_examples=num_examples if settings.tells_sizes else 0,
         )
         self._shown = restored.shown if restored is not None else None
-        self._neighbors = Candidates()
+        self._neighbors = Candidates(frozenset(), peer_id)
         self._sampled: tuple[PeerId, ...] = ()
-        self._weights: Mapping[PeerId, float] = {}
+        self._weights = Row.of({})
         # What this round still waits for. Completion is tested after every event that shrinks one.
         self._awaited: set[PeerId] = set()
         self._differentiating: set[PeerId] = set()
@@ -164,7 +165,7 @@ class PeerCore:
             case Started(neighbors):
                 if self._phase is not _Phase.IDLE:
                     raise LocalProtocolError("Started must be the first event")
-                self._neighbors = Candidates(neighbors - {self._peer_id})
+                self._neighbors = Candidates(neighbors, self._peer_id)
                 return self._start()
             case NeighborsChanged(neighbors):
                 return self._change_neighbors(neighbors)
@@ -208,7 +209,7 @@ class PeerCore:
             case Stepped(_, model):
                 return self._take_step(model)
 
-    def training_weights(self) -> Mapping[PeerId, float]:
+    def training_weights(self) -> Row:
         """Return w_i over self and the reachable peers ever measured: whom to sample and train."""
         return self._weights_over(self._neighbors.members)
 
@@ -310,16 +311,14 @@ class PeerCore:
         if self._is_gathering:
             self._sampled = ()
             return self._gathering.begin(self._neighbors, self._rng)
-        weights = dict(self.training_weights())
-        weights.pop(self._peer_id, None)
         stale = self._round_number - self._settings.refresh_after
         choose = self._explorer.settle if self._is_final else self._explorer.choose
         choice = choose(
             self._neighbors,
-            weights,
+            self.training_weights(),
             self._known.recommended(),
-            self._known.measured_since(stale),
-            self._known.loss_averages.keys(),
+            self._known.measured_since(stale, self._explorer.insisting),
+            self._known.loss_averages.positions.keys(),
         )
         self._sampled = choice.sampled
         wanted = {*choice.sampled, *choice.probed}
@@ -503,7 +502,7 @@ class PeerCore:
         """A departed peer's gradient no longer counts; its losses and model stay as they are."""
         departed = self._arrivals.depart(self._neighbors.members - neighbors)
         self._verdicts[Verdict.DEPARTED] += departed
-        self._neighbors = Candidates(neighbors - {self._peer_id})
+        self._neighbors = Candidates(neighbors, self._peer_id)
         return []
 
     def _close_round(self) -> list[Effect]:
@@ -559,6 +558,7 @@ class PeerCore:
 
     def _finish_round(self) -> list[Effect]:
         collaborating = self.collaboration_weights()
+        averaging = self._settings.exchange == "average"
         self._known.keep_only(collaborating, self._round_number)
         clustered_by = self._gathering.clustered_by if self._sizes else None
         finished = RoundFinished(
@@ -566,7 +566,7 @@ class PeerCore:
             self._known.loss_averages,
             self._weights,
             collaborating,
-            self.prediction_weights(),
+            {self._peer_id: 1.0} if averaging else collaborating,
             self._sampled,
             dict(+self._verdicts),
             self._gathering.groups.digest if clustered_by else "",
@@ -582,7 +582,7 @@ class PeerCore:
             model=self._model,
             loss_averages=self._known.loss_averages,
             measured_at=self._known.measured_at,
-            kept=dict(self._known.kept),
+            kept=dict(sorted(self._known.kept.items())),
             explorer=self._explorer.snapshot(),
             rng_state=self._rng.bit_generator.state,
             shown=self._shown,
@@ -591,7 +591,7 @@ class PeerCore:
             trained_from=self.horizon.trained_from,
         )
 
-    def _weights_over(self, others: Collection[PeerId]) -> Mapping[PeerId, float]:
+    def _weights_over(self, others: Collection[PeerId]) -> Row:
         sizes = self._sizes if self._settings.tells_sizes else None
         return self._known.weights(self._peer_id, others, self._settings.temperature, sizes)
 

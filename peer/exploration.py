@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import overload
 
 import msgspec
 import numpy as np
 
 from peer.algorithm import AlgorithmSettings, best_neighbors, uniform_neighbors
+from peer.row import Row
 from protocol.messages import PeerId
 
 _EARNED = 0.3
@@ -35,17 +39,48 @@ class Candidates:
     """The reachable peers.
 
     Attributes:
-        members: As a set, which all peers of a simulation may share; self may be in it.
+        members: As a set, which all peers of a simulation share; self may be in it.
         own: Self, who is never chosen.
         ordered: The others, in peer-id order.
     """
 
     __slots__ = ("members", "ordered", "own")
 
-    def __init__(self, members: frozenset[PeerId] = frozenset(), own: PeerId | None = None) -> None:
+    def __init__(self, members: frozenset[PeerId], own: PeerId) -> None:
         self.members = members
         self.own = own
-        self.ordered: Sequence[PeerId] = tuple(sorted(members - {own}))
+        self.ordered: Sequence[PeerId] = _Others(members, own)
+
+
+class _Others(Sequence[PeerId]):
+    """All members but one, in peer-id order, without a copy: thousands of peers have each other."""
+
+    __slots__ = ("_everyone", "_without")
+
+    def __init__(self, members: frozenset[PeerId], own: PeerId) -> None:
+        self._everyone = _in_order(members)
+        self._without = len(members)
+        if own in members:
+            self._without = bisect.bisect_left(self._everyone, own)
+
+    def __len__(self) -> int:
+        return len(self._everyone) - (self._without < len(self._everyone))
+
+    @overload
+    def __getitem__(self, index: int) -> PeerId: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PeerId]: ...
+    def __getitem__(self, index: int | slice) -> PeerId | Sequence[PeerId]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._everyone[index + (index >= self._without)]
+
+
+@functools.lru_cache(maxsize=4)
+def _in_order(members: frozenset[PeerId]) -> tuple[PeerId, ...]:
+    return tuple(sorted(members))
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -97,6 +132,11 @@ class Explorer:
         self._rng = rng
         self._state = state or ExplorerState(budget=settings.probes)
 
+    @property
+    def insisting(self) -> Collection[PeerId]:
+        """Who asked again for the own model since the last round."""
+        return self._state.insisting
+
     def begin_survey(self, candidates: Candidates) -> None:
         """Measure some peers, all of them where they are few, in the next round."""
         drawn = uniform_neighbors(candidates.ordered, self._settings.survey, self._rng)
@@ -136,7 +176,8 @@ class Explorer:
 
         Args:
             candidates: The reachable peers.
-            weights: Collaboration weights of candidates; what is missing to 1 is the own one.
+            weights: Collaboration weights of candidates; the own one may be among them, else it is
+                what is missing to 1.
             friends: The best collaborators that others told of, by who told.
             fresh: Peers measured lately, whom nobody need propose.
             known: Peers ever measured.
@@ -199,9 +240,11 @@ class Explorer:
         self, candidates: Candidates, weights: Mapping[PeerId, float]
     ) -> tuple[tuple[PeerId, ...], list[PeerId]]:
         """Return the M best, and who of them earns its place; while some do not, look around."""
-        count, settings = self._settings.num_neighbors, self._settings
-        best = best_neighbors(candidates.ordered, weights, count, self._rng)
-        earned = self._earned(best, weights)
+        count, settings, row = self._settings.num_neighbors, self._settings, Row.of(weights)
+        leading = row.largest(count + 1)
+        leading.pop(candidates.own, None)
+        best = best_neighbors(candidates.ordered, leading, count, self._rng)
+        earned = self._earned(best, row)
         self._state.complete = len(earned) == count
         if not self._state.complete:
             self._state.budget = max(settings.min_probes, settings.probes)
@@ -257,9 +300,10 @@ class Explorer:
             picked += rest[: count - len(picked)]
         return tuple(sorted(picked))
 
-    def _earned(self, best: tuple[PeerId, ...], weights: Mapping[PeerId, float]) -> list[PeerId]:
+    def _earned(self, best: tuple[PeerId, ...], weights: Row) -> list[PeerId]:
         """Return those of the best whose loss average is near the lowest, the own one included."""
-        largest = max(1.0 - math.fsum(weights.values()), *weights.values(), 0.0)
+        numbers = weights.numbers.tolist()
+        largest = max(1.0 - math.fsum(numbers), *numbers, 0.0)
         least = largest * math.exp(-_EARNED / self._settings.temperature)
         return [peer_id for peer_id in best if weights.get(peer_id, 0.0) > least]
 

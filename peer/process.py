@@ -137,9 +137,10 @@ class _Peer:
             intake = Intake(settings, base, dataset, self._split, self._seed)
             self._split = intake.collection.split()
         self._learner = self._new_learner(self._split)
+        self._initial = self._learner.parameters()
         self._task = self._learner.task
         if algorithm.warm_start == "odcl":  # says nothing of models that started elsewhere
-            start = digest_of(self._learner.parameters().buffer.data)
+            start = digest_of(self._initial.buffer.data)
             self._task += f", started from {start} (model_seed)"
         self._keys = read_key_pair(resolve(base, network.secret_key))
         self._allowed = AllowList(resolve(base, network.allow))
@@ -151,7 +152,7 @@ class _Peer:
         self._core = PeerCore(
             peer_id=self._keys.peer_id,
             settings=algorithm,
-            model=self._learner.parameters(),
+            model=self._initial,
             incarnation=self._incarnation,
             rounds=settings.rounds or None,
             rng=streams.sampling,
@@ -228,6 +229,7 @@ class _Peer:
             task=self._task,
             listener=self._daemon,
             bits=settings.algorithm.bits,
+            initial=self._initial if settings.algorithm.codes_first_models else None,
             operators=self._operators,
             learning=self._learning,
             gossip=self._federation,

@@ -4,11 +4,14 @@ Without a codec the blob travels as it is. With one, the trainable f32 tensors, 
 the gaps between them, are a `Publication`: they travel in f16, or as differences, the oldest first;
 the blob of all other tensors follows. What everyone then holds is the *public copy* of the model,
 the same bits for every reader of a version, whatever that reader was sent.
+
+Peers that start from the same initial model hold it without a word. An owner's first model is near
+it, and travels to them as a difference to it: the `Origin`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,7 +36,8 @@ class Answer:
 
     Attributes:
         encoding: How to read it.
-        base: For differences, the version that the reader must hold; else None.
+        base: For differences, the version that the reader must hold; None for the origin, and where
+            the bytes build on nothing.
         leads_to: The digest of the model that comes of it; None for a blob as it is.
         blob: The bytes.
         within: The memory that the bytes are a part of, where more than they are kept for them.
@@ -52,6 +56,29 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Origin:
+    """The initial model's public copy, which all hold who start from the same one.
+
+    Attributes:
+        publication: What a first difference goes on from.
+        feature: What it is called in a handshake: who names another one is sent whole copies.
+    """
+
+    publication: Publication
+    feature: str
+
+    @classmethod
+    def of(cls, initial: Tensors) -> Origin | None:
+        """Return it, or None for a model that no codec applies to."""
+        try:
+            publication = Publication.first(_coded_numbers(initial), 4)
+        except LocalProtocolError:
+            return None
+        digest = digest_of(publication.vector.data) if publication.vector.size else None
+        return cls(publication=publication, feature=f"initial-{digest}") if digest else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Edition:
     """One published version, with all that readers may be sent of it; immutable.
 
@@ -59,15 +86,18 @@ class Edition:
         snapshot: The public copy: the model as whoever fetches it holds it.
         whole: Its blob, for who can read nothing else.
         copy: The same with less bytes; None where nothing is coded.
-        since: What readers of earlier versions are sent instead, oldest first.
+        since: What readers of earlier versions are sent instead, oldest first; those who hold the
+            origin alone are under None.
         publication: What the next edition goes on from; None where nothing is coded.
+        origin: The feature of who holds it, while it is in `since`.
     """
 
     snapshot: ModelSnapshot
     whole: Answer
     copy: Answer | None = None
-    since: Mapping[Version, Answer] = field(default_factory=dict)
+    since: Mapping[Version | None, Answer] = field(default_factory=dict)
     publication: Publication | None = None
+    origin: str | None = None
 
     def answer(self, have: Version | None, features: Collection[str]) -> Answer:
         """Return the fewest bytes that give a reader this version.
@@ -81,7 +111,10 @@ class Edition:
             return self.whole
         if codec_of(self.publication.bits) not in features:
             return self.whole
-        return self.copy if have is None else self.since.get(have, self.copy)
+        base = have if have in self.since else None
+        if base is None and self.origin not in features:
+            return self.copy
+        return self.since.get(base, self.copy)
 
     def answers(self) -> Iterator[Answer]:
         """Yield all that anyone may be sent."""
@@ -96,17 +129,23 @@ def codec_of(bits: Bits) -> Encoding:
     return Encoding(next(name for name, width in CODECS.items() if width == bits))
 
 
-def publish(snapshot: ModelSnapshot, bits: Bits | None, before: Edition | None = None) -> Edition:
+def publish(
+    snapshot: ModelSnapshot,
+    bits: Bits | None,
+    before: Edition | None = None,
+    origin: Origin | None = None,
+) -> Edition:
     """Return the edition of an owner's model.
 
     A model with numbers that f16 can't hold is published as it is, as if there were no codec:
     whoever fetches it is to judge it. What follows it, and a version that isn't newer than the one
-    before, starts from a whole copy.
+    before, starts from a whole copy; but for a model of round 0, which is near the origin.
 
     Args:
         snapshot: The owner's own model, of the layout of all before it.
         bits: The codec's width, None for no codec; the same for all editions of an owner.
         before: The edition before it, None for the first since the owner started.
+        origin: Of the owner; None where there is none, or first models are to be exact.
     """
     whole = Edition(
         snapshot=snapshot, whole=Answer(encoding=Encoding.F32, blob=snapshot.tensors.buffer)
@@ -115,17 +154,32 @@ def publish(snapshot: ModelSnapshot, bits: Bits | None, before: Edition | None =
         return whole
     if before is not None and snapshot.version <= before.snapshot.version:
         before = None
-    vector = _select(snapshot.tensors, snapshot.tensors.layout.coded).view(np.float32)
-    former = None if before is None else before.publication
+    former: Publication | None = None
+    bases: tuple[Version | None, ...] = ()
+    feature: str | None = None
+    if before is not None and before.publication is not None:
+        former, feature = before.publication, before.origin
+        bases = (*before.since, before.snapshot.version)
+    elif origin is not None and snapshot.version.round_number == 0:
+        former, feature = replace(origin.publication, bits=bits), origin.feature
+        bases = (None,)
+    vector = _coded_numbers(snapshot.tensors)
     try:
         publication = Publication.first(vector, bits) if former is None else former.then(vector)
     except LocalProtocolError:
         return whole
-    return _coded(snapshot, publication, before)
+    edition = _coded(snapshot, publication, bases)
+    return replace(edition, origin=feature) if None in edition.since else edition
 
 
 def check_answer(
-    layout: Layout, encoding: Encoding, base: Version | None, size_bytes: int, have: Version | None
+    layout: Layout,
+    encoding: Encoding,
+    base: Version | None,
+    size_bytes: int,
+    have: Version | None,
+    *,
+    from_origin: bool = False,
 ) -> None:
     """Check what a peer announces to send, before memory is taken for it.
 
@@ -135,6 +189,7 @@ def check_answer(
         base: As announced.
         size_bytes: As announced.
         have: The version that we hold and said so.
+        from_origin: Whether that peer knows that we hold its origin.
 
     Raises:
         RemoteProtocolError: It isn't what that peer may send us; it says why.
@@ -145,7 +200,9 @@ def check_answer(
             raise RemoteProtocolError(f"{encoding} builds on nothing, yet the base {base} is named")
         least = most = _whole_size(layout, encoding)
     else:
-        if base is None or base != have:
+        if base is None and not from_origin:
+            raise RemoteProtocolError("differences to an initial model that we don't share")
+        if base is not None and base != have:
             held = "nothing" if have is None else str(have)
             raise RemoteProtocolError(f"differences to {base} are offered, we hold {held}")
         least, most = layout.uncoded.size_bytes + 1, _whole_size(layout, Encoding.F16) - 1
@@ -154,7 +211,13 @@ def check_answer(
         raise RemoteProtocolError(f"a model of {size_bytes} bytes as {encoding}, ours has {right}")
 
 
-def read(layout: Layout, answer: Answer, have: ModelSnapshot | None, out: Bytes) -> Tensors:
+def read(
+    layout: Layout,
+    answer: Answer,
+    have: ModelSnapshot | None,
+    out: Bytes,
+    origin: Origin | None = None,
+) -> Tensors:
     """Return the owner's public copy, verified: the very bits, finite, nothing in the gaps.
 
     A base that isn't what its owner takes it for, such as of an owner that has lost its state and
@@ -165,6 +228,7 @@ def read(layout: Layout, answer: Answer, have: ModelSnapshot | None, out: Bytes)
         answer: What came, as `check_answer` has let it pass; its bytes are not trusted.
         have: What the base of differences is, never changed by anyone since it was fetched.
         out: Memory for the model, which a whole blob doesn't need. Shape (layout.size_bytes,).
+        origin: Ours.
 
     Raises:
         RemoteProtocolError: The bytes don't hold; it says which.
@@ -175,7 +239,7 @@ def read(layout: Layout, answer: Answer, have: ModelSnapshot | None, out: Bytes)
         numbers, others = answer.blob[:split], answer.blob[split:]
         all_coded = not layout.uncoded.specs
         vector = out.view(np.float32) if all_coded else np.empty(_num_coded(layout), np.float32)
-        _read_numbers(answer, numbers, have, vector)
+        _read_numbers(answer, numbers, have, origin, vector)
         if not all_coded:
             _merge(layout, vector.view(np.uint8), others, out)
     tensors.check_received()
@@ -184,19 +248,36 @@ def read(layout: Layout, answer: Answer, have: ModelSnapshot | None, out: Bytes)
     return tensors
 
 
-def _read_numbers(answer: Answer, numbers: Bytes, have: ModelSnapshot | None, out: Vector) -> None:
+def _read_numbers(
+    answer: Answer,
+    numbers: Bytes,
+    have: ModelSnapshot | None,
+    origin: Origin | None,
+    out: Vector,
+) -> None:
     bits = CODECS.get(answer.encoding)
     if bits is None:
         read_copy(numbers.data, out)
         return
-    if have is None or have.version != answer.base:
+    if answer.base is None and origin is not None:
+        public = origin.publication.vector
+    elif answer.base is not None and have is not None and have.version == answer.base:
+        public = _coded_numbers(have.tensors)
+    else:
         raise LocalProtocolError(f"differences to {answer.base} are read without that version")
-    public = _select(have.tensors, have.tensors.layout.coded).view(np.float32)
     follow(public, numbers.data, bits, out)
 
 
-def _coded(snapshot: ModelSnapshot, publication: Publication, before: Edition | None) -> Edition:
-    """Make an edition of a public copy and the snapshot's other tensors."""
+def _coded(
+    snapshot: ModelSnapshot, publication: Publication, bases: Sequence[Version | None]
+) -> Edition:
+    """Make an edition of a public copy and the snapshot's other tensors.
+
+    Args:
+        snapshot: The owner's own model.
+        publication: The public copy.
+        bases: What its differences go on from, the last of them the last here.
+    """
     layout = snapshot.tensors.layout
     public, others = publication.vector.view(np.uint8), _select(snapshot.tensors, layout.uncoded)
     if layout.uncoded.specs:
@@ -205,9 +286,8 @@ def _coded(snapshot: ModelSnapshot, publication: Publication, before: Edition | 
         public = buffer
     digest, encoding = digest_of(public.data), codec_of(publication.bits)
     count = len(publication.differences)
-    bases = () if before is None else (*before.since, before.snapshot.version)
     tail, start = _joined(*publication.differences, others), 0
-    since = {}
+    since: dict[Version | None, Answer] = {}
     for base, difference in zip(bases[len(bases) - count :], publication.differences, strict=True):
         since[base] = Answer(
             encoding=encoding, base=base, leads_to=digest, blob=tail[start:], within=tail
@@ -231,6 +311,11 @@ def _whole_size(layout: Layout, encoding: Encoding) -> int:
     if encoding == Encoding.F32:
         return layout.size_bytes
     return copy_size_bytes(_num_coded(layout)) + layout.uncoded.size_bytes
+
+
+def _coded_numbers(tensors: Tensors) -> Vector:
+    """Return what a codec applies to as one vector, without a copy where that is all."""
+    return _select(tensors, tensors.layout.coded).view(np.float32)
 
 
 def _num_coded(layout: Layout) -> int:

@@ -35,6 +35,7 @@ from peer.work import Job, num_gradients
 from protocol.gradients import Parcel
 from protocol.lowbit import Bits
 from protocol.messages import GradientUpdate, PeerId
+from protocol.tensors import Tensors
 from sim.engine import Crowd, Engine
 from sim.links import Links
 from sim.simulate_settings import ChurnSettings, SimulateSettings
@@ -85,13 +86,16 @@ class Asynchronous(Engine):
         links: Links,
         *,
         bits: Bits | None = None,
+        initial: Tensors | None = None,
         restart: Callable[[PeerId, bool], PeerCore],
         slowness: Mapping[PeerId, float] | None = None,
         churn: Mapping[PeerId, ChurnSettings] | None = None,
         on_round: Callable[[PeerId, RoundFinished], None] = lambda peer_id, finished: None,
         on_event: Callable[[PeerId, Event, Sequence[Effect]], None] | None = None,
     ) -> None:
-        super().__init__(cores, crowd, bits=bits, on_round=on_round, on_event=on_event)
+        super().__init__(
+            cores, crowd, bits=bits, initial=initial, on_round=on_round, on_event=on_event
+        )
         self._settings = settings
         self._links = links
         self._restart = restart

@@ -40,12 +40,13 @@ from peer.events import (
 )
 from peer.learner import Learner, Measurement
 from peer.work import Done, Job, do_job, num_gradients
-from protocol.editions import Edition, publish
+from protocol.editions import Edition, Origin, publish
 from protocol.errors import ModelError
 from protocol.gradients import Feedbacks, Parcel, pack
 from protocol.groups import Groups, encode_groups
 from protocol.lowbit import CODECS, Bits
 from protocol.messages import GradientUpdate, PeerId
+from protocol.tensors import Tensors
 
 MAX_FEEDBACK_BYTES = 1 << 28
 """For the rounding errors that one peer owes to others: as much as a real peer takes."""
@@ -121,6 +122,8 @@ class Engine(ABC):
         cores: The peers, none started yet.
         crowd: Their learners.
         bits: Width of the codec, None to move numbers as they are.
+        initial: What all start from: first models travel as differences to it; None sends them
+            whole.
         on_round: Told of every finished round of every peer.
         on_event: Told of every event after it was handled, with its effects.
 
@@ -134,6 +137,7 @@ class Engine(ABC):
         crowd: Crowd,
         *,
         bits: Bits | None = None,
+        initial: Tensors | None = None,
         on_round: Callable[[PeerId, RoundFinished], None] = lambda peer_id, finished: None,
         on_event: Callable[[PeerId, Event, Sequence[Effect]], None] | None = None,
     ) -> None:
@@ -143,6 +147,8 @@ class Engine(ABC):
         self._on_event = on_event
         self.work = {peer_id: Work() for peer_id in self._cores}
         self._bits: Bits | None = bits
+        self._origin = None if initial is None else Origin.of(initial)
+        self._features = {*CODECS, *([self._origin.feature] if self._origin else [])}
         self._editions: dict[PeerId, Edition] = {}
         self._groups: dict[PeerId, Groups] = {}
         self._feedbacks = {
@@ -181,7 +187,7 @@ class Engine(ABC):
         match effect:
             case Publish(snapshot):
                 before = self._editions.get(peer_id)
-                self._editions[peer_id] = publish(snapshot, self._bits, before)
+                self._editions[peer_id] = publish(snapshot, self._bits, before, self._origin)
             case PublishGroups(groups):
                 self._groups[peer_id] = groups
             case AskGroups():
@@ -228,7 +234,7 @@ class Engine(ABC):
         if have == edition.snapshot.version:
             return ModelUnchanged(fetch.peer_id, fetch.round_number), 0
         answer = ModelFetched(fetch.peer_id, fetch.round_number, edition.snapshot)
-        return answer, edition.answer(have, CODECS).blob.nbytes
+        return answer, edition.answer(have, self._features).blob.nbytes
 
     def _answer_groups(self, ask: AskGroups) -> tuple[GroupsTold, int] | None:
         """Answer with what is published; return how many bytes travel, too. None: not yet."""
@@ -261,10 +267,13 @@ class Lockstep(Engine):
         crowd: Crowd,
         *,
         bits: Bits | None = None,
+        initial: Tensors | None = None,
         on_round: Callable[[PeerId, RoundFinished], None] = lambda peer_id, finished: None,
         on_event: Callable[[PeerId, Event, Sequence[Effect]], None] | None = None,
     ) -> None:
-        super().__init__(cores, crowd, bits=bits, on_round=on_round, on_event=on_event)
+        super().__init__(
+            cores, crowd, bits=bits, initial=initial, on_round=on_round, on_event=on_event
+        )
         self._events: deque[tuple[PeerId, Event]] = deque()
         self._jobs: list[tuple[PeerId, Job]] = []
         self._fetches: list[tuple[PeerId, Fetch]] = []

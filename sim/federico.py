@@ -83,7 +83,10 @@ def run_rounds(
         if peer_id == last:
             budget.on_round(done, rounds)
 
-    engine = Lockstep(cores, LearnerCrowd(learners), bits=settings.bits, on_round=on_round)
+    initial = cores[last].model.tensors if settings.codes_first_models else None
+    engine = Lockstep(
+        cores, LearnerCrowd(learners), bits=settings.bits, initial=initial, on_round=on_round
+    )
     engine.run()
     return Outcome(
         predict=[

@@ -239,14 +239,18 @@ class Simulation:
             on_measured=self._measured,
             names={peer_id: name for name, peer_id in self._ids.items()},
         )
+        initial = None
+        if self._settings.algorithm.codes_first_models:
+            initial = next(iter(cores.values())).model.tensors
         if simulate.mode == "lockstep":
-            return Lockstep(cores, crowd, bits=bits, on_round=self._round_finished)
+            return Lockstep(cores, crowd, bits=bits, initial=initial, on_round=self._round_finished)
         return Asynchronous(
             cores,
             crowd,
             simulate,
             Links(simulate, Streams.of(self._settings.seed, "links").sampling),
             bits=bits,
+            initial=initial,
             restart=self._restart,
             slowness={self._ids[name]: slow for name, slow in self._slowness().items()},
             churn={self._ids[name]: stay for name, stay in simulate.churn.items()},

@@ -13,8 +13,8 @@ from peer.data import Dataset, Split, split
 from peer.learner import Learner, TrainingSettings
 from peer.models import build_model
 from peer.torch_learner import TorchLearner
-from protocol.lowbit import Bits
 from protocol.messages import PeerId
+from protocol.tensors import Tensors
 from sim.engine import LearnerCrowd, Lockstep
 
 
@@ -31,11 +31,27 @@ class Participant:
     split: Split
 
 
-def run_lockstep(participants: Mapping[PeerId, Participant], bits: Bits | None = None) -> Lockstep:
-    """Run participants to their last round as the simulator does."""
+def initial_of(participants: Mapping[PeerId, Participant]) -> Tensors:
+    """Return the model that all begin with."""
+    return next(iter(participants.values())).learner.parameters()
+
+
+def run_lockstep(
+    participants: Mapping[PeerId, Participant], settings: AlgorithmSettings | None = None
+) -> Lockstep:
+    """Run participants to their last round as the simulator does.
+
+    Args:
+        participants: Not started yet.
+        settings: Say how what travels is coded; None is not at all.
+    """
     learners = {peer: each.learner for peer, each in participants.items()}
     cores = {peer: each.core for peer, each in participants.items()}
-    engine = Lockstep(cores, LearnerCrowd(learners), bits=bits)
+    bits = initial = None
+    if settings is not None:
+        bits = settings.bits
+        initial = initial_of(participants) if settings.codes_first_models else None
+    engine = Lockstep(cores, LearnerCrowd(learners), bits=bits, initial=initial)
     engine.run()
     return engine
 

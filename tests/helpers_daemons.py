@@ -15,7 +15,6 @@ from peer.daemon import Daemon, RoundReport
 from peer.data import Dataset
 from peer.pace import FreeRunning, Pace
 from peer.sources import load_source
-from protocol.lowbit import Bits
 from protocol.messages import PeerId
 from protocol.transport.interface import Address
 from protocol.transport.memory import MemoryNetwork, MemoryTransport
@@ -54,14 +53,14 @@ def make_members(
     participants = make_participants(
         digits(peers), model="logistic", rounds=rounds, settings=settings
     )
-    return members_of(participants, network, pace_of, settings.bits)
+    return members_of(participants, network, pace_of, settings)
 
 
 def members_of(
     participants: Mapping[PeerId, Participant],
     network: MemoryNetwork,
     pace_of: Callable[[PeerId], Pace],
-    bits: Bits | None,
+    settings: AlgorithmSettings,
 ) -> dict[PeerId, Member]:
     members: dict[PeerId, Member] = {}
     for each, participant in participants.items():
@@ -81,7 +80,8 @@ def members_of(
             layout=participant.learner.layout,
             task=participant.learner.task,
             listener=daemon,
-            bits=bits,
+            bits=settings.bits,
+            initial=participant.learner.parameters() if settings.codes_first_models else None,
         )
         members[each] = Member(participant, daemon, transport)
         record_events(participant.core, members[each].events)

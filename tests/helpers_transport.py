@@ -123,10 +123,14 @@ class Peer:
 
 
 class Swarm(Protocol):
-    """Peers over one kind of transport; `bits` is the codec of those added from now on."""
+    """Peers over one kind of transport.
+
+    `bits` is the codec of those added from now on, and `initial` what they begin with.
+    """
 
     peers: list[Peer]
     bits: Bits | None
+    initial: Tensors | None
 
     def public(self, peer: Peer) -> ModelSnapshot:
         """Return what a peer has published, as others should have it."""
@@ -161,6 +165,7 @@ class MemorySwarm:
         self.network = MemoryNetwork(delay_s=0.001)
         self.peers: list[Peer] = []
         self.bits: Bits | None = bits
+        self.initial: Tensors | None = None
 
     async def add(self, layout: Layout) -> Peer:
         pair, listener = generate_key_pair(), Recorder()
@@ -172,6 +177,7 @@ class MemorySwarm:
             task=TASK,
             listener=listener,
             bits=self.bits,
+            initial=self.initial,
         )
         address = Address(name=name, endpoint=await transport.start(), public_key=pair.public_key)
         self.peers.append(Peer(name, pair, layout, transport, listener, address))
@@ -199,6 +205,7 @@ class ZeroMQSwarm:
 
     settings: TransportSettings = field(default_factory=TransportSettings)
     bits: Bits | None = None
+    initial: Tensors | None = None
     host: str = "127.0.0.1"
     peers: list[Peer] = field(default_factory=list)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -216,6 +223,7 @@ class ZeroMQSwarm:
             "incarnation": 1,
             "task": TASK,
             "bits": self.bits,
+            "initial": self.initial,
             "settings": self.settings,
         }
         return ZeroMQTransport(

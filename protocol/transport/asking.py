@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.codec import Buffer
+from protocol.editions import Origin
 from protocol.errors import (
     LocalProtocolError,
     PeerRefused,
@@ -52,6 +53,7 @@ class Asking:
     Args:
         connections: Of all known peers, as they are now; none while the transport is closed.
         layout: Of the models that we exchange.
+        origin: Of models that come as differences to the initial one.
         settings: Deadlines and limits.
         counters: Where to count.
         feedbacks: What the codec still owes to whom.
@@ -65,6 +67,7 @@ class Asking:
         *,
         connections: Mapping[PeerId, Connection],
         layout: Layout,
+        origin: Origin | None,
         settings: TransportSettings,
         counters: Counters,
         feedbacks: Feedbacks,
@@ -74,6 +77,7 @@ class Asking:
     ) -> None:
         self._connections = connections
         self._layout = layout
+        self._origin = origin
         self._settings = settings
         self._counters = counters
         self._feedbacks = feedbacks
@@ -92,7 +96,8 @@ class Asking:
 
         async def fetch_it() -> ModelSnapshot | None:
             await connection.ready()
-            pull = Pull(connection, self._settings, self._layout, have, self._allocate)
+            layout, origin = self._layout, self._origin
+            pull = Pull(connection, self._settings, layout, have, origin, self._allocate)
             with self._striking(peer_id):
                 return await pull.run(self._work)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from protocol.editions import Answer, Edition, check_answer, publish, read
+from protocol.editions import Answer, Edition, Origin, check_answer, publish, read
 from protocol.errors import (
     LocalProtocolError,
     PeerRefused,
@@ -95,6 +95,7 @@ class MemoryTransport:
         task: str,
         listener: Listener,
         bits: Bits | None = None,
+        initial: Tensors | None = None,
     ) -> None:
         self.counters = Counters()
         self.peer_id = peer_id
@@ -103,6 +104,8 @@ class MemoryTransport:
         self.edition: Edition | None = None
         self.groups = b""
         self._bits: Bits | None = bits
+        self._origin = None if initial is None else Origin.of(initial)
+        self._features = {*CODECS, *([self._origin.feature] if self._origin else [])}
         self._published: ModelSnapshot | None = None
         self._feedbacks = Feedbacks(layout.gradient, bits, _MAX_FEEDBACK_BYTES)
         self._network = network
@@ -149,7 +152,7 @@ class MemoryTransport:
         if snapshot.tensors.layout != self.layout:
             raise LocalProtocolError("a published model has another layout than the transport")
         if snapshot is not self._published:
-            self.edition = publish(snapshot, self._bits, self.edition)
+            self.edition = publish(snapshot, self._bits, self.edition, self._origin)
             self._published = snapshot
 
     async def fetch(
@@ -174,7 +177,7 @@ class MemoryTransport:
                 raise PeerRefused(RefusalCode.NO_MODEL, f"{peer_id}: no model yet", 1.0)
             if edition.snapshot.version == version:
                 return None
-            answer = edition.answer(version, CODECS)
+            answer = edition.answer(version, self._features)
             peer.counters.bytes_sent += answer.blob.nbytes
             self.counters.bytes_received += answer.blob.nbytes
             return replace(edition.snapshot, tensors=self._read(answer, have))
@@ -239,8 +242,15 @@ class MemoryTransport:
         blob = answer.blob if coded else _copy(answer.blob)
         out = allocate(self.layout.size_bytes) if coded else blob
         try:
-            check_answer(self.layout, answer.encoding, answer.base, blob.nbytes, version)
-            return read(self.layout, replace(answer, blob=blob), have, out)
+            check_answer(
+                self.layout,
+                answer.encoding,
+                answer.base,
+                blob.nbytes,
+                version,
+                from_origin=self._origin is not None,
+            )
+            return read(self.layout, replace(answer, blob=blob), have, out, self._origin)
         except RemoteProtocolError:
             self.counters.malformed += 1
             raise

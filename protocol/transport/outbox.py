@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from protocol.codec import MAX_CHUNK_BYTES
 from protocol.digest import digest_of
-from protocol.editions import Answer, Edition, publish
+from protocol.editions import Answer, Edition, Origin, publish
 from protocol.lowbit import Bits
 from protocol.messages import (
     SIZES,
@@ -75,6 +75,7 @@ class Outbox:
 
     Args:
         bits: The codec's width, None for no codec.
+        origin: What first models go on from.
         size_bytes: Of a model.
         settings: Limits.
         desk: Who runs this.
@@ -86,6 +87,7 @@ class Outbox:
         self,
         *,
         bits: Bits | None,
+        origin: Origin | None,
         size_bytes: int,
         settings: TransportSettings,
         desk: Desk,
@@ -93,6 +95,7 @@ class Outbox:
         now: Callable[[], float],
     ) -> None:
         self._bits = bits
+        self._origin = origin
         self._size_bytes = size_bytes
         self._settings = settings
         self._desk = desk
@@ -182,10 +185,10 @@ class Outbox:
 
     def _code(self, published: _Published, snapshot: ModelSnapshot) -> None:
         """Make the edition of the newest version, and then of what has become the newest."""
-        before, bits, self._next, self._coding = self.edition, self._bits, None, True
+        before, self._next, self._coding = self.edition, None, True
 
         def work() -> tuple[Edition, Digests]:
-            edition = publish(snapshot, bits, before)
+            edition = publish(snapshot, self._bits, before, self._origin)
             return edition, _digests_of(edition)
 
         def done(result: tuple[Edition, Digests]) -> None:

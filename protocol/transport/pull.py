@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from protocol.codec import Buffer
 from protocol.digest import Hasher, check_digest
-from protocol.editions import Answer, check_answer, read
+from protocol.editions import Answer, Origin, check_answer, read
 from protocol.errors import PeerRefused, PeerUnreachable, ProtocolError, RemoteProtocolError
 from protocol.messages import (
     Chunk,
@@ -42,10 +42,12 @@ class Pull(Transfer):
         settings: TransportSettings,
         layout: Layout,
         have: ModelSnapshot | None,
+        origin: Origin | None,
         allocate: Callable[[int], npt.NDArray[np.uint8]],
     ) -> None:
         super().__init__(connection, settings)
         self._layout = layout
+        self._origin = origin
         self._have = have
         self._version = None if have is None else have.version
         self._allocate = allocate
@@ -94,7 +96,7 @@ class Pull(Transfer):
     def _verified(self, answer: Answer, digest: str, out: npt.NDArray[np.uint8]) -> Tensors:
         self._hasher.update(answer.blob[self._hashed :].data)
         check_digest("what it sent", self._hasher.hexdigest(), digest)
-        return read(self._layout, answer, self._have, out)
+        return read(self._layout, answer, self._have, out, self._origin)
 
     def _ask(self) -> None:
         """Ask for the model from the start, and at once for as much as the window allows."""
@@ -156,8 +158,16 @@ class Pull(Transfer):
 
     def _accept(self, offer: ModelOffer) -> None:
         """Take an offer, and want nothing any more that lies beyond its end."""
+        origin, features = self._origin, self._connection.features
         try:
-            check_answer(self._layout, offer.encoding, offer.base, offer.size_bytes, self._version)
+            check_answer(
+                self._layout,
+                offer.encoding,
+                offer.base,
+                offer.size_bytes,
+                self._version,
+                from_origin=origin is not None and origin.feature in features,
+            )
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"{self._name} offers {error}") from error
         self._offer, self._size = offer, offer.size_bytes

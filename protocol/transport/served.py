@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from protocol import handshake
 from protocol.codec import Buffer
+from protocol.editions import Origin
 from protocol.errors import PeerRefused, RemoteProtocolError
 from protocol.groups import Groups, encode_groups
 from protocol.handshake import Credentials
@@ -96,6 +97,7 @@ class Served:
         *,
         credentials: Credentials,
         bits: Bits | None,
+        origin: Origin | None,
         settings: TransportSettings,
         counters: Counters,
         visitors: Visitors,
@@ -113,6 +115,7 @@ class Served:
         self._groups = b""
         self._outbox = Outbox(
             bits=bits,
+            origin=origin,
             size_bytes=credentials.layout.size_bytes,
             settings=settings,
             desk=self,

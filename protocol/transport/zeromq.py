@@ -14,6 +14,7 @@ import numpy.typing as npt
 import zmq
 
 from protocol.codec import Buffer, decode, encode
+from protocol.editions import Origin
 from protocol.errors import (
     ConfigError,
     LocalProtocolError,
@@ -40,7 +41,7 @@ from protocol.messages import (
     StatusRequest,
 )
 from protocol.status import Counted, Learning, PeerStatus, encode_status
-from protocol.tensors import Layout
+from protocol.tensors import Layout, Tensors
 from protocol.transport.admission import Admission, Doorkeeper
 from protocol.transport.asking import Asking
 from protocol.transport.connection import Connection, State
@@ -86,6 +87,7 @@ class ZeroMQTransport:
         task: str,
         listener: Listener,
         bits: Bits | None = None,
+        initial: Tensors | None = None,
         settings: TransportSettings | None = None,
         operators: AllowList | None = None,
         learning: Callable[[], Learning] = Learning,
@@ -107,6 +109,8 @@ class ZeroMQTransport:
             listener: Is told of gradients, and of peers that come and go.
             bits: The width of the codec for what we send to who can read it; None sends all as it
                 is. What others send is read in any case.
+            initial: The model to begin with, before any step. Coded first models are differences to
+                it, for peers that begin with the same one; None sends them whole.
             settings: Deadlines and limits.
             operators: Who may ask for our status, and for nothing else; None lets nobody.
             learning: Tells operators how far the learning is.
@@ -122,6 +126,10 @@ class ZeroMQTransport:
         self._listen = parse_endpoint(listen, "listen")
         self._advertise = advertise
         advertised(self._listen, advertise, 0)
+        self._origin = None if initial is None else Origin.of(initial)
+        features = [*FEATURES, *([GOSSIP] if gossip else [])]
+        if self._origin is not None:
+            features.append(self._origin.feature)
         self._describe = functools.partial(
             Credentials,
             federation_id=federation_id,
@@ -129,7 +137,7 @@ class ZeroMQTransport:
             incarnation=incarnation,
             layout=layout,
             task=task,
-            features=tuple(sorted([*FEATURES, *([GOSSIP] if gossip else [])])),
+            features=tuple(sorted(features)),
         )
         self._layout = layout
         self._bits: Bits | None = bits
@@ -145,6 +153,7 @@ class ZeroMQTransport:
         self._asking = Asking(
             connections=self._connections,
             layout=layout,
+            origin=self._origin,
             settings=self._settings,
             counters=self.counters,
             feedbacks=self._feedbacks,
@@ -178,6 +187,7 @@ class ZeroMQTransport:
         self._served = Served(
             credentials=credentials,
             bits=self._bits,
+            origin=self._origin,
             settings=settings,
             counters=self.counters,
             visitors=self,

@@ -940,7 +940,7 @@ def test_no_more_than_some_are_asked_in_vain():
     ids = [peer_id(number) for number in range(2 * MOST_ASKED)]
     gathering = Gathering(peer_id(99), AlgorithmSettings(clustered_by="one"))
     rng, asked = np.random.default_rng(0), []
-    while not (wanted := gathering.begin(Candidates(frozenset(ids)), rng)):
+    while not (wanted := gathering.begin(Candidates(frozenset(ids), ""), rng)):
         asked.append(gathering.asked)
     assert asked == ids[:MOST_ASKED]
     assert wanted == set(ids)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
-from helpers import Participant, make_participants, peer_id, run_lockstep
+from helpers import Participant, initial_of, make_participants, peer_id, run_lockstep
 from helpers_daemons import Member, digits, make_members, members_of, run_all, until
 from helpers_simulation import make_simulation, swarm_settings
 
@@ -52,6 +52,7 @@ def simulate(
         {each: participant.core for each, participant in participants.items()},
         LearnerCrowd({each: participant.learner for each, participant in participants.items()}),
         bits=settings.bits,
+        initial=initial_of(participants) if settings.codes_first_models else None,
         on_event=lambda each, event, effects: logs[each].append((event, effects)),
     ).run()
     return logs
@@ -164,8 +165,7 @@ async def test_daemons_score_what_the_simulation_of_their_settings_scores():
         each: Participant(peer.core, peer.learner, peer.examples)
         for each, peer in real.peers.items()
     }
-    bits = settings.algorithm.bits
-    await run_all(members_of(participants, MemoryNetwork(), pace.of, bits))
+    await run_all(members_of(participants, MemoryNetwork(), pace.of, settings.algorithm))
     for each, peer in real.peers.items():
         ours, theirs = real.evaluate(peer), simulated.evaluate(simulated.peers[each])
         for spent in ("bytes_sent", "bytes_received", "seconds"):

@@ -126,6 +126,32 @@ async def test_a_difference_takes_a_seventh_of_the_model_or_less_and_a_whole_cop
         assert difference < whole / {4: 7, 8: 3.5}[width]
 
 
+async def test_a_first_model_is_a_difference_for_who_began_with_the_same_one(
+    swarm: Swarm, bits: Bits
+) -> None:
+    first, second = training(FOUR_MB, 2)
+    ours, elsewhere = first.tensors, filled(FOUR_MB, seed=9)
+    peers = []
+    for swarm.initial in (ours, ours, elsewhere, None):
+        peers.append(await swarm.add(FOUR_MB))
+    introduce(*peers)
+    owner, friend, stranger, blank = peers
+    owner.transport.publish(replace(second, version=first.version))
+    whole = FOUR_MB.size_bytes
+    for reader, most in ((friend, whole / {4: 7, 8: 3.5}[bits]), (stranger, 0.51 * whole)):
+        fetched = await fetch(reader, owner)
+        assert fetched.tensors == swarm.public(owner).tensors
+        assert reader.transport.counters.bytes_received < most
+    assert stranger.transport.counters.bytes_received > 0.49 * whole
+    assert (await fetch(blank, owner)).tensors == swarm.public(owner).tensors
+    # The next one is a difference to this one, and to the first for who comes late.
+    owner.transport.publish(second)
+    before = friend.transport.counters.bytes_received
+    late = await fetch(friend, owner)
+    assert late.tensors == swarm.public(owner).tensors
+    assert friend.transport.counters.bytes_received - before < 2 * whole / {4: 7, 8: 3.5}[bits]
+
+
 async def test_a_gradient_takes_a_seventh_of_its_numbers_in_f32_or_less(swarm: Swarm) -> None:
     one, two = await pair(swarm, FOUR_MB)
     two.transport.publish(snapshot(FOUR_MB))

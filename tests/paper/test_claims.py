@@ -55,7 +55,7 @@ def outcome(profile: str) -> Outcome:
     datasets = [part.dataset for part in parts]
     rounds = settings.rounds_for(STEPS)
     participants = make_participants(datasets, model=model, rounds=rounds, settings=settings)
-    engine = run_lockstep(participants, settings.bits)
+    engine = run_lockstep(participants, settings)
     groups = dict(zip(participants, (part.group for part in parts), strict=True))
     mixture, own, same = [], [], []
     for peer, each in participants.items():
@@ -139,7 +139,7 @@ def num_collaborators(settings: AlgorithmSettings) -> list[float]:
     parts = partition(digits, 8, permuted, np.random.default_rng(0))
     datasets = [part.dataset for part in parts]
     participants = make_participants(datasets, model="mlp", rounds=40, settings=settings)
-    run_lockstep(participants, settings.bits)
+    run_lockstep(participants, settings)
     rows = [each.core.training_weights().values() for each in participants.values()]
     return [1 / sum(weight**2 for weight in row) for row in rows]
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from protocol.editions import Edition, check_answer, codec_of, publish, read
+from protocol.editions import Edition, Origin, check_answer, codec_of, publish, read
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.lowbit import CODECS, Bits
 from protocol.messages import Encoding, ModelSnapshot, Version
@@ -41,38 +41,54 @@ def history(layout: Layout, count: int, incarnation: int = 1) -> list[ModelSnaps
     ]
 
 
-def editions(published: Sequence[ModelSnapshot], bits: Bits | None) -> list[Edition]:
+def editions(
+    published: Sequence[ModelSnapshot], bits: Bits | None, origin: Origin | None = None
+) -> list[Edition]:
     made: list[Edition] = []
     for model in published:
-        made.append(publish(model, bits, made[-1] if made else None))
+        made.append(publish(model, bits, made[-1] if made else None, origin))
     return made
 
 
 def received(
-    edition: Edition, have: ModelSnapshot | None, features: Sequence[str] = tuple(CODECS)
+    edition: Edition,
+    have: ModelSnapshot | None,
+    features: Sequence[str] = tuple(CODECS),
+    origin: Origin | None = None,
 ) -> Tensors:
     """Return what a reader makes of an edition."""
     layout, version = edition.snapshot.tensors.layout, None if have is None else have.version
+    if origin is not None:
+        features = (*features, origin.feature)
     answer = edition.answer(version, features)
-    check_answer(layout, answer.encoding, answer.base, answer.blob.nbytes, version)
+    check_answer(
+        layout,
+        answer.encoding,
+        answer.base,
+        answer.blob.nbytes,
+        version,
+        from_origin=origin is not None,
+    )
     out = allocate(layout.size_bytes)
     out.fill(0xFF)
-    return read(layout, replace(answer, blob=answer.blob.copy()), have, out)
+    return read(layout, replace(answer, blob=answer.blob.copy()), have, out, origin)
 
 
 @given(layouts, st.none() | widths, st.data())
 def test_every_reader_holds_the_public_copy_bit_by_bit_whatever_it_missed(
     layout: Layout, bits: Bits | None, data: st.DataObject
 ) -> None:
-    count = 8
+    count = 11
     published = history(layout, count)
+    origin = Origin.of(filled(layout, 99)) if data.draw(st.booleans()) else None
     readers = data.draw(st.lists(st.sets(st.integers(0, count - 1)), min_size=1, max_size=4))
     held: list[ModelSnapshot | None] = [None] * len(readers)
-    for number, edition in enumerate(editions(published, bits)):
+    for number, edition in enumerate(editions(published, bits, origin)):
         for reader, reads in enumerate(readers):
             if number not in reads:
                 continue
-            tensors = received(edition, held[reader])
+            shared = origin if reader % 2 == 0 else None  # others started elsewhere
+            tensors = received(edition, held[reader], origin=shared)
             assert tensors == edition.snapshot.tensors
             held[reader] = ModelSnapshot(version=edition.snapshot.version, tensors=tensors)
         for name in layout.uncoded.index:
@@ -222,8 +238,9 @@ def test_what_an_edition_never_is_is_refused_before_a_byte_of_it_is_taken(
 def test_any_bytes_give_a_finite_model_or_a_remote_protocol_error(
     layout: Layout, encoding: Encoding, data: st.DataObject
 ) -> None:
+    origin = Origin.of(filled(layout, 99))
     for bits in get_args(Bits):
-        first, second = editions(history(layout, 2), bits)
+        first, second = editions(history(layout, 2), bits, origin)
         for answer in second.answers():
             if answer.encoding == encoding:
                 blob = answer.blob.copy()
@@ -234,9 +251,46 @@ def test_any_bytes_give_a_finite_model_or_a_remote_protocol_error(
                 out.fill(0xFF)
                 with contextlib.suppress(RemoteProtocolError):
                     changed = replace(answer, blob=blob)
-                    read(layout, changed, first.snapshot, out).check_received()
+                    read(layout, changed, first.snapshot, out, origin).check_received()
                     if encoding != Encoding.F32:  # those bytes are what the digest is for
                         assert np.array_equal(out, second.snapshot.tensors.buffer)
+
+
+@given(layouts.filter(lambda layout: layout.coded.size_bytes), widths)
+def test_a_first_model_costs_who_holds_the_initial_one_no_more_than_a_difference(
+    layout: Layout, bits: Bits
+) -> None:
+    origin, other = Origin.of(filled(layout, 5)), Origin.of(filled(layout, 6))
+    assert origin is not None and other is not None
+    made = editions(history(layout, 12), bits, origin)
+    ours, theirs = (*CODECS, origin.feature), (*CODECS, other.feature)
+    for edition in made:
+        assert edition.answer(None, theirs) is edition.copy
+        offered = edition.answer(None, ours)
+        if None in edition.since:
+            assert offered.encoding == codec_of(bits) and offered.base is None
+            assert edition.copy is not None and offered.blob.nbytes < edition.copy.blob.nbytes
+        else:
+            assert offered is edition.copy
+        # A version that is no longer built on is worth as much as the initial model.
+        assert edition.answer(Version(7, 7), ours) is offered
+    assert None not in made[-1].since and made[-1].origin is None
+
+
+def test_only_a_model_of_round_0_is_near_the_initial_one() -> None:
+    origin = Origin.of(filled(LARGE, 5))
+    first, later = history(LARGE, 2)
+    assert None in publish(first, 4, None, origin).since
+    assert None not in publish(later, 4, None, origin).since
+    assert not publish(first, None, None, origin).since
+
+
+def test_an_initial_model_that_f16_cant_hold_is_no_origin() -> None:
+    model = filled(SMALL, 5)
+    beyond = Tensors.of(SMALL, {name: model.as_f32(name) for name in SMALL.index})
+    beyond.set_f32(SMALL.specs[0].name, np.full(SMALL.specs[0].shape, 1e6, np.float32))
+    assert Origin.of(beyond) is None
+    assert Origin.of(filled(Layout([TensorSpec("steps", "i64", (3,))]), 1)) is None
 
 
 def test_differences_are_only_read_with_their_base() -> None:
@@ -265,7 +319,7 @@ def test_a_base_of_the_same_version_from_another_life_of_the_owner_is_found_out(
             114,
             r"differences to .*round_number=2\) are offered, we",
         ),
-        (Encoding.DEFLATE_4, None, 114, "differences to None are offered"),
+        (Encoding.DEFLATE_4, None, 114, "differences to an initial model that we don't"),
         (Encoding.F16, Version(1, 3), 448, "f16 builds on nothing, yet the base"),
         (Encoding.F16, None, 449, "a model of 449 bytes as f16, ours has 448"),
         (

@@ -52,6 +52,7 @@ class Wire:
     def __init__(self, bits: Bits | None, lost: Sequence[bool], late: bool) -> None:
         self.address = Address(name="ada", endpoint="tcp://127.0.0.1:1", public_key="x" * 40)
         self.window = Window()
+        self.features: frozenset[str] = frozenset()
         self.offered_bytes: int | None = None
         self.moved_bytes = self.num_requests = 0
         self._ids = itertools.count(10)
@@ -62,6 +63,7 @@ class Wire:
         self.served = Served(
             credentials=CREDENTIALS,
             bits=bits,
+            origin=None,
             settings=TransportSettings(),
             counters=Counters(),
             visitors=Visitors(),
@@ -117,7 +119,7 @@ async def work_here(_: int, work: Callable[[], Any]) -> Any:
 
 async def pull(wire: Wire, have: ModelSnapshot | None) -> ModelSnapshot | None:
     connection: Any = wire
-    return await Pull(connection, QUICK, LAYOUT, have, allocate).run(work_here)
+    return await Pull(connection, QUICK, LAYOUT, have, None, allocate).run(work_here)
 
 
 # Only what begins a pull may not be lost: without an offer there is no progress to go on from.

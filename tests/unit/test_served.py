@@ -90,6 +90,7 @@ class Desk:
         self.served = Served(
             credentials=credentials(layout),
             bits=bits,
+            origin=None,
             settings=TransportSettings(**settings),
             counters=self.counters,
             visitors=self.visitors,
