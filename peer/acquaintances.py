@@ -203,7 +203,8 @@ class Acquaintances:
             absent = set(known.positions).difference(others, (own,))
             if absent:
                 return known.only(each for each in known.positions if each not in absent)
-            self._all_within = others, known.positions
+            if isinstance(others, frozenset):
+                self._all_within = others, known.positions
         return known
 
     def tensors_of(self, peer_id: PeerId) -> Tensors:

@@ -167,7 +167,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def codes_first_models(self) -> bool:
-        """Whether first models go as coded differences to the initial one, not to be clustered."""
+        """Whether first models travel coded: those that are to be clustered don't."""
         return self.warm_start == "none"
 
     @property
@@ -280,12 +280,9 @@ def collaboration_weights(
 
 def prune_weights(weights: Mapping[PeerId, float], minimum: float) -> dict[PeerId, float]:
     """Drop weights under `minimum` and scale the rest to sum to 1; the largest always stays."""
-    largest = max(weights.values(), default=0.0)
-    kept = {
-        peer_id: weights[peer_id]
-        for peer_id in sorted(weights)
-        if weights[peer_id] >= min(minimum, largest)
-    }
+    row = Row.of(weights)
+    largest = row.numbers.max(initial=0.0)
+    kept = dict(sorted(row.at_least(min(minimum, largest)).items()))
     total = math.fsum(kept.values())
     return {peer_id: weight / total for peer_id, weight in kept.items()}
 

@@ -71,11 +71,10 @@ class _Others(Sequence[PeerId]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[PeerId]: ...
     def __getitem__(self, index: int | slice) -> PeerId | Sequence[PeerId]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._everyone[index + (index >= self._without)]
+        positions = range(len(self))[index]
+        if isinstance(positions, range):
+            return [self[position] for position in positions]
+        return self._everyone[positions + (positions >= self._without)]
 
 
 @functools.lru_cache(maxsize=4)

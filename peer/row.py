@@ -71,7 +71,7 @@ class Row(Mapping[PeerId, float]):
         return Row.of({each: self[each] for each in peer_ids if each in self.positions})
 
     def largest(self, count: int) -> dict[PeerId, float]:
-        """Return so many of the largest numbers, more of them where the last ones are equal."""
+        """Return so many of the largest numbers, at least 1; more where the last are equal."""
         return self.at_least(np.sort(self.numbers)[-count:].min(initial=np.inf))
 
     def at_least(self, number: float) -> dict[PeerId, float]:

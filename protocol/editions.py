@@ -20,7 +20,7 @@ from protocol.deflate import Bytes
 from protocol.digest import check_digest, digest_of
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.lowbit import CODECS, Bits, Vector
-from protocol.messages import Encoding, ModelSnapshot, Version
+from protocol.messages import INITIAL, Encoding, ModelSnapshot, Version
 from protocol.publication import (
     Publication,
     copy_size_bytes,
@@ -60,22 +60,42 @@ class Origin:
     """The initial model's public copy, which all hold who start from the same one.
 
     Attributes:
-        publication: What a first difference goes on from.
+        vector: Its numbers, such as f16 can hold. Shape (num_values,).
         feature: What it is called in a handshake: who names another one is sent whole copies.
     """
 
-    publication: Publication
+    vector: Vector
     feature: str
 
     @classmethod
-    def of(cls, initial: Tensors) -> Origin | None:
-        """Return it, or None for a model that no codec applies to."""
+    def of(cls, initial: Tensors | None, layout: Layout) -> Origin | None:
+        """Return it, or None where there is no initial model, or none that a codec applies to.
+
+        Args:
+            initial: The model.
+            layout: Of the models that are exchanged.
+
+        Raises:
+            LocalProtocolError: The model has another layout.
+        """
+        if initial is None or not layout.coded.size_bytes:
+            return None
+        if initial.layout != layout:
+            raise LocalProtocolError("the initial model has another layout than the transport")
         try:
-            publication = Publication.first(_coded_numbers(initial), 4)
+            vector = Publication.first(_coded_numbers(initial), 4).vector
         except LocalProtocolError:
             return None
-        digest = digest_of(publication.vector.data) if publication.vector.size else None
-        return cls(publication=publication, feature=f"initial-{digest}") if digest else None
+        return cls(vector=vector, feature=INITIAL + digest_of(vector.data))
+
+
+def readable(origin: Origin | None) -> frozenset[str]:
+    """Return the features of who can read all that is coded.
+
+    Args:
+        origin: The reader's.
+    """
+    return frozenset([*CODECS, *([] if origin is None else [origin.feature])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -161,8 +181,7 @@ def publish(
         former, feature = before.publication, before.origin
         bases = (*before.since, before.snapshot.version)
     elif origin is not None and snapshot.version.round_number == 0:
-        former, feature = replace(origin.publication, bits=bits), origin.feature
-        bases = (None,)
+        former, feature, bases = Publication.held(origin.vector, bits), origin.feature, (None,)
     vector = _coded_numbers(snapshot.tensors)
     try:
         publication = Publication.first(vector, bits) if former is None else former.then(vector)
@@ -260,11 +279,12 @@ def _read_numbers(
         read_copy(numbers.data, out)
         return
     if answer.base is None and origin is not None:
-        public = origin.publication.vector
+        public = origin.vector
     elif answer.base is not None and have is not None and have.version == answer.base:
         public = _coded_numbers(have.tensors)
     else:
-        raise LocalProtocolError(f"differences to {answer.base} are read without that version")
+        base = "the initial model" if answer.base is None else answer.base
+        raise LocalProtocolError(f"differences to {base} are read without it")
     follow(public, numbers.data, bits, out)
 
 

@@ -39,7 +39,8 @@ class Credentials:
         layout: Of the models that we exchange.
         task: What the models are for, with its label map; part of the layout's fingerprint.
         features: What we can do beyond the protocol's version: the codecs that we can read, whether
-            or not we code what we send, what offers may say of a model, and what we answer.
+            or not we code what we send, what offers may say of a model, what we answer, and which
+            initial model we began with.
     """
 
     federation_id: str

@@ -29,6 +29,10 @@ SIZES = "sizes-1"
 GROUPS = "groups-1"
 """The feature of a handshake by which a peer says that it answers `GroupsRequest`."""
 
+INITIAL = "initial-1-"
+"""With the digest of its public copy, in hex, after it: the feature by which a peer says which
+initial model it began with."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -93,7 +97,7 @@ class Encoding(StrEnum):
     F16 = "f16"
     """A model whole, its trainable f32 tensors in f16."""
     DEFLATE_4 = "deflate-4"
-    """A gradient, or differences to the base of a model, in integers of 4 bits, deflated."""
+    """A gradient, or differences to a base of a model, in integers of 4 bits, deflated."""
     DEFLATE_8 = "deflate-8"
     """The same in integers of 8 bits."""
 
@@ -177,10 +181,10 @@ class ModelOffer(_Message, frozen=True, kw_only=True, omit_defaults=True):
 
     The body is the beginning of the bytes, as many as were accepted; all where there are few. Size
     and digest are theirs, too. What isn't coded says nothing of encodings, so that a peer from
-    before there were any understands it. Differences build on the version `base`, which the asker
-    said to have; `leads_to` is the digest of the model that comes of coded bytes. How many examples
-    the model was trained on is left out, as 0, for who doesn't know `SIZES`, and where nobody needs
-    it.
+    before there were any understands it. Differences build on the version `base`, which the
+    asker said to have; without a base on the initial model, which both named in the handshake.
+    `leads_to` is the digest of the model that comes of coded bytes. How many examples the model was
+    trained on is left out, as 0, for who doesn't know `SIZES`, and where nobody needs it.
     """
 
     version: Version

@@ -65,7 +65,7 @@ class Publication:
 
     @classmethod
     def first(cls, vector: Vector, bits: Bits) -> Publication:
-        """Begin to publish: every reader takes this one as a whole copy.
+        """Begin to publish: who holds nothing takes this one as a whole copy.
 
         Args:
             vector: Finite numbers of magnitude up to 65504. Shape (num_values,).
@@ -79,6 +79,16 @@ class Publication:
         for numbers in pieces(vector.size):
             public[numbers] = copy[numbers] = _target(vector[numbers], numbers.start)
         return cls(bits=bits, vector=public, copy=copy)
+
+    @classmethod
+    def held(cls, vector: Vector, bits: Bits) -> Publication:
+        """Begin with a public copy that readers hold already: nobody is sent this one.
+
+        Args:
+            vector: Such as f16 can hold. Shape (num_values,).
+            bits: The width of the integers in differences.
+        """
+        return cls(bits=bits, vector=vector, copy=np.empty(0, F16))
 
     def then(self, vector: Vector) -> Publication:
         """Return what is published after this: the public copy has moved toward a vector.

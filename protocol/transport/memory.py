@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from protocol.editions import Answer, Edition, Origin, check_answer, publish, read
+from protocol.editions import Answer, Edition, Origin, check_answer, publish, read, readable
 from protocol.errors import (
     LocalProtocolError,
     PeerRefused,
@@ -104,8 +104,8 @@ class MemoryTransport:
         self.edition: Edition | None = None
         self.groups = b""
         self._bits: Bits | None = bits
-        self._origin = None if initial is None else Origin.of(initial)
-        self._features = {*CODECS, *([self._origin.feature] if self._origin else [])}
+        self._origin = Origin.of(initial, layout)
+        self._features = readable(self._origin)
         self._published: ModelSnapshot | None = None
         self._feedbacks = Feedbacks(layout.gradient, bits, _MAX_FEEDBACK_BYTES)
         self._network = network

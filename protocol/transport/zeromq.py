@@ -14,7 +14,7 @@ import numpy.typing as npt
 import zmq
 
 from protocol.codec import Buffer, decode, encode
-from protocol.editions import Origin
+from protocol.editions import Origin, readable
 from protocol.errors import (
     ConfigError,
     LocalProtocolError,
@@ -118,6 +118,7 @@ class ZeroMQTransport:
 
         Raises:
             ConfigError: An endpoint is malformed, or what would be advertised is a wildcard.
+            LocalProtocolError: The initial model hasn't that layout.
         """
         self.counters = Counters()
         self._key_pair = key_pair
@@ -126,10 +127,8 @@ class ZeroMQTransport:
         self._listen = parse_endpoint(listen, "listen")
         self._advertise = advertise
         advertised(self._listen, advertise, 0)
-        self._origin = None if initial is None else Origin.of(initial)
-        features = [*FEATURES, *([GOSSIP] if gossip else [])]
-        if self._origin is not None:
-            features.append(self._origin.feature)
+        self._origin = Origin.of(initial, layout)
+        features = {*FEATURES, *readable(self._origin), *([GOSSIP] if gossip else [])}
         self._describe = functools.partial(
             Credentials,
             federation_id=federation_id,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -20,6 +21,7 @@ from helpers_transport import (
     SMALL,
     Peer,
     ZeroMQSwarm,
+    filled,
     gradient,
     introduce,
     snapshot,
@@ -35,6 +37,7 @@ from protocol.handshake import Credentials
 from protocol.identity import AllowList, KeyPair, generate_key_pair
 from protocol.lowbit import CODECS
 from protocol.messages import (
+    INITIAL,
     MESSAGES,
     Chunk,
     ChunkRequest,
@@ -500,6 +503,7 @@ LIES: dict[str, Callable[[ModelRequest], Sequence[Any]]] = {
     "differences to what we haven't": coded_lie(bytes(114), base=Version(1, 0)),
     "differences that lead elsewhere": coded_lie(b"\x00\x3c" + bytes(8) + b"\x11" * 100 + bytes(4)),
     "differences to nothing": coded_lie(bytes(114), base=None),
+    "differences to the initial model that lead elsewhere": coded_lie(bytes(114), base=None),
     "differences to another start": coded_lie(bytes(114), base=Version(2, 1)),
     "a piece of a difference": coded_lie(bytes(113)),
     "no difference": coded_lie(b""),
@@ -533,6 +537,8 @@ LIES: dict[str, Callable[[ModelRequest], Sequence[Any]]] = {
 
 REASONS = {
     "differences that lead elsewhere": "what it leads to has the digest",
+    "differences to nothing": "an initial model that we don't share",
+    "differences to the initial model that lead elsewhere": "what it leads to has the digest",
     "a piece of a difference": "it takes 114",
     "no difference": "it takes 114",
     "codes that are not deflated": "what should be deflated is not",
@@ -552,6 +558,7 @@ async def test_a_peer_that_answers_nonsense_is_blamed_and_nothing_is_taken(
     swarm: ZeroMQSwarm, name: str
 ) -> None:
     lie, reason = LIES[name], REASONS.get(name, "")
+    swarm.initial, knows_it = filled(SMALL, seed=5), "initial" in name
     one, liar = await swarm.add(SMALL), generate_key_pair()
     faults: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
@@ -568,7 +575,9 @@ async def test_a_peer_that_answers_nonsense_is_blamed_and_nothing_is_taken(
             if isinstance(message, ModelRequest):
                 await router.send_multipart([route, *lie(message)])
             elif isinstance(message, Hello):
-                welcome = handshake.answer(message, message)
+                known = [each for each in message.features if knows_it or INITIAL not in each]
+                ours = msgspec.structs.replace(message, features=known)
+                welcome = handshake.answer(message, ours)
                 await router.send_multipart([route, *encode(welcome)])
 
     answering = asyncio.ensure_future(answer())

@@ -80,7 +80,7 @@ def test_every_reader_holds_the_public_copy_bit_by_bit_whatever_it_missed(
 ) -> None:
     count = 11
     published = history(layout, count)
-    origin = Origin.of(filled(layout, 99)) if data.draw(st.booleans()) else None
+    origin = Origin.of(filled(layout, 99), layout) if data.draw(st.booleans()) else None
     readers = data.draw(st.lists(st.sets(st.integers(0, count - 1)), min_size=1, max_size=4))
     held: list[ModelSnapshot | None] = [None] * len(readers)
     for number, edition in enumerate(editions(published, bits, origin)):
@@ -238,7 +238,7 @@ def test_what_an_edition_never_is_is_refused_before_a_byte_of_it_is_taken(
 def test_any_bytes_give_a_finite_model_or_a_remote_protocol_error(
     layout: Layout, encoding: Encoding, data: st.DataObject
 ) -> None:
-    origin = Origin.of(filled(layout, 99))
+    origin = Origin.of(filled(layout, 99), layout)
     for bits in get_args(Bits):
         first, second = editions(history(layout, 2), bits, origin)
         for answer in second.answers():
@@ -260,7 +260,7 @@ def test_any_bytes_give_a_finite_model_or_a_remote_protocol_error(
 def test_a_first_model_costs_who_holds_the_initial_one_no_more_than_a_difference(
     layout: Layout, bits: Bits
 ) -> None:
-    origin, other = Origin.of(filled(layout, 5)), Origin.of(filled(layout, 6))
+    origin, other = Origin.of(filled(layout, 5), layout), Origin.of(filled(layout, 6), layout)
     assert origin is not None and other is not None
     made = editions(history(layout, 12), bits, origin)
     ours, theirs = (*CODECS, origin.feature), (*CODECS, other.feature)
@@ -278,7 +278,7 @@ def test_a_first_model_costs_who_holds_the_initial_one_no_more_than_a_difference
 
 
 def test_only_a_model_of_round_0_is_near_the_initial_one() -> None:
-    origin = Origin.of(filled(LARGE, 5))
+    origin = Origin.of(filled(LARGE, 5), LARGE)
     first, later = history(LARGE, 2)
     assert None in publish(first, 4, None, origin).since
     assert None not in publish(later, 4, None, origin).since
@@ -289,15 +289,19 @@ def test_an_initial_model_that_f16_cant_hold_is_no_origin() -> None:
     model = filled(SMALL, 5)
     beyond = Tensors.of(SMALL, {name: model.as_f32(name) for name in SMALL.index})
     beyond.set_f32(SMALL.specs[0].name, np.full(SMALL.specs[0].shape, 1e6, np.float32))
-    assert Origin.of(beyond) is None
-    assert Origin.of(filled(Layout([TensorSpec("steps", "i64", (3,))]), 1)) is None
+    assert Origin.of(beyond, SMALL) is None
+    counters = Layout([TensorSpec("steps", "i64", (3,))])
+    assert Origin.of(filled(counters, 1), counters) is None
+    assert Origin.of(None, SMALL) is None
+    with pytest.raises(LocalProtocolError, match="another layout"):
+        Origin.of(model, LARGE)
 
 
 def test_differences_are_only_read_with_their_base() -> None:
     first, second = editions(history(SMALL, 2), 4)
     answer, out = second.answer(Version(1, 0), tuple(CODECS)), allocate(SMALL.size_bytes)
     for have in (None, second.snapshot):
-        with pytest.raises(LocalProtocolError, match="without that version"):
+        with pytest.raises(LocalProtocolError, match="are read without it"):
             read(SMALL, answer, have, out)
     assert read(SMALL, answer, first.snapshot, out) == second.snapshot.tensors
 
