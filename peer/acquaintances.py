@@ -87,7 +87,7 @@ class Acquaintances:
     def confirm(self, peer_id: PeerId, round_number: int) -> KeptModel:
         """Take note that a model held is still the newest; keep and return it."""
         held = self._bases.pop(peer_id, None) or self.kept[peer_id]
-        self.kept[peer_id] = replace(held, fetched_round=round_number)
+        self.kept[peer_id] = KeptModel(held.snapshot, held.loss, round_number)
         return held
 
     def forget_base(self, peer_id: PeerId) -> None:
@@ -100,8 +100,9 @@ class Acquaintances:
 
     def measured(self, peer_id: PeerId, loss: float) -> None:
         """Take note of a kept model's loss; the averages change with `fold`."""
-        if peer_id in self.kept:
-            self.kept[peer_id] = replace(self.kept[peer_id], loss=loss)
+        kept = self.kept.get(peer_id)
+        if kept is not None:
+            self.kept[peer_id] = KeptModel(kept.snapshot, loss, kept.fetched_round)
 
     def fold(self, losses: Mapping[PeerId, float], round_number: int, beta: float | None) -> None:
         """Fold a round's losses into the averages; a loss that isn't finite forgets the peer."""
@@ -246,11 +247,13 @@ class Acquaintances:
     def keep_only(self, peer_ids: Collection[PeerId], round_number: int) -> None:
         """Let go of all other models, but for bases, and of their losses; the averages stay."""
         for peer_id in sorted(self.kept.keys() - set(peer_ids)):
-            self._bases[peer_id] = replace(self.kept.pop(peer_id), loss=None)
-        for peer_id, base in list(self._bases.items()):
-            if base.fetched_round <= round_number - MAX_DIFFERENCES:
-                del self._bases[peer_id]
-        for peer_id, base in list(self._bases.items()):
-            held_bytes = len(self._bases) * base.snapshot.tensors.layout.size_bytes
-            if held_bytes > self._max_bases_bytes:
-                del self._bases[peer_id]
+            let_go = self.kept.pop(peer_id)
+            self._bases[peer_id] = KeptModel(let_go.snapshot, None, let_go.fetched_round)
+        last = round_number - MAX_DIFFERENCES
+        for peer_id in [each for each, base in self._bases.items() if base.fetched_round <= last]:
+            del self._bases[peer_id]
+        while self._bases:
+            peer_id, base = next(iter(self._bases.items()))
+            if len(self._bases) * base.snapshot.tensors.layout.size_bytes <= self._max_bases_bytes:
+                break
+            del self._bases[peer_id]

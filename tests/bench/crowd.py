@@ -103,6 +103,8 @@ def measure_crowd(num_peers: int, rounds: int) -> dict[str, float]:
         "cpu_us": cpu / num_peers / rounds * 1e6,
         "peak_mb": _peak_mb(),
         "right": 100 * right / others,
+        "models": sum(work.measured for work in engine.work.values()) / num_peers / rounds,
+        "gradients": sum(work.gradients for work in engine.work.values()) / num_peers / rounds,
     }
 
 
