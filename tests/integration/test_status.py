@@ -6,14 +6,14 @@ import json
 import signal
 
 import pytest
-from helpers_processes import DEADLINE_S, Peers, coterie, start_swarm, until
+from helpers_processes import DEADLINE_S, Peers, coterie, rounds_of, start_swarm, until
 
 
 def test_the_peers_of_a_running_swarm_tell_their_rounds_and_the_whole_weight_matrix(tmp_path):
     process, run = start_swarm(tmp_path, "--peers", "3", "--rounds", "100000")
     try:
         until(
-            lambda: all((run / "peers" / f"peer-0{i}" / "record.jsonl").exists() for i in range(3)),
+            lambda: all(len(rounds_of(run / "peers" / f"peer-0{i}")) > 1 for i in range(3)),
             "all learn",
         )
         answer = coterie(tmp_path, "status", "run")
