@@ -284,7 +284,7 @@ class Lockstep(Engine):
         self._events.extend((peer_id, Started(everyone)) for peer_id in self._cores)
         while wanted():
             if self._events:
-                # What a peer is told, it is told at once, so that its state is looked up once.
+                # A peer is told at once what there is for it: its state is looked up once.
                 events, self._events = sorted(self._events, key=_whose), []
                 for peer_id, event in events:
                     self._handle(peer_id, event)
@@ -326,11 +326,12 @@ class Lockstep(Engine):
         self._ready.append((peer_id, round_number))
 
     def _work_all(self) -> None:
-        jobs, self._jobs = sorted(self._jobs, key=lambda job: job[0]), []
+        jobs, self._jobs = sorted(self._jobs, key=_whose), []
         answers = zip(jobs, self._work(jobs), strict=True)
         self._events.extend((peer_id, event) for (peer_id, _), event in answers)
 
     def _fetch_all(self) -> None:
+        # By owner: what one has published is looked up once for all who want it.
         fetches, self._fetches = sorted(self._fetches, key=lambda each: each[1].peer_id), []
         for asker, fetch in fetches:
             answer, size_bytes = self._answer(fetch)
@@ -339,7 +340,7 @@ class Lockstep(Engine):
             self._events.append((asker, answer))
 
     def _ask_all(self) -> None:
-        asks, self._asks = sorted(self._asks, key=lambda ask: ask[0]), []
+        asks, self._asks = sorted(self._asks, key=_whose), []
         for asker, ask in asks:
             told = self._answer_groups(ask)
             event, size_bytes = told or (AskFailed(ask.peer_id, ask.round_number), 0)
