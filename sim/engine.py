@@ -357,8 +357,8 @@ def _rare_collections() -> Iterator[None]:
     """Let the collector seldom look around: peers live long, and hardly make a cycle.
 
     With 2,048 of them, looking over all their state again and again took a fifth of the time, and
-    looking over what is new after every 700 objects a sixth of the rest: a step of all of them
-    makes 100,000, and lets go of them by itself.
+    looking over what is new after every 700 objects a tenth of the rest, after every 21,000 still a
+    twentieth: a step of all of them makes more, and lets go of them by itself.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(*(by * each for by, each in zip((300, 5, 100), thresholds, strict=True)))

@@ -42,8 +42,8 @@ def bench_crowds() -> list[dict[str, object]]:
         for key, what, unit, bound in (
             ("wall_s", name, "s", "at most 300 s" if largest else ""),
             ("cpu_us", f"{name}, CPU a peer and round", "us", "flat from 128 on"),
-            ("models", f"{name}, models measured a peer and round", "", "of which the own"),
-            ("gradients", f"{name}, gradients a peer and round", "", "of which three steps"),
+            ("models", f"{name}, models measured a peer and round", "", "the own one included"),
+            ("gradients", f"{name}, gradients a peer and round", "", "those of own steps included"),
             ("peak_mb", f"{name}, peak memory", "MB", "at most 2000 MB" if largest else ""),
             ("right", f"{name}, weight on the own group", "%", "of what goes to others"),
         ):
