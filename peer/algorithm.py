@@ -32,7 +32,9 @@ ClusteringName = Literal["linkage", "convex", "kmeans", "gradient"]
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+Nonnegative = Annotated[float, msgspec.Meta(ge=0.0)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +87,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     start: Literal["oneshot", "cold"] = "oneshot"
     """`oneshot` takes `start_steps` local steps before the first exchange, so that the first losses
     already tell friends from strangers. Paper: cold."""
-    start_steps: Annotated[int, msgspec.Meta(ge=1)] = 10
+    start_steps: Count = 10
     """Local steps of a one-shot start."""
     warm_start: Literal["none", "odcl"] = "none"
     """`odcl` fetches everybody's model once after a one-shot start, and clusters the directions in
@@ -107,7 +109,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     predict with; or averaging the fetched models into the own one, the only one that predicts,
     which costs a fraction of the traffic, and accuracy where no two peers are alike. The last round
     of all, if their number is known, averages and takes no steps. Paper: gradients."""
-    exchange_every: Annotated[int, msgspec.Meta(ge=1)] = 3
+    exchange_every: Count = 3
     """Steps of the own model a round: one with what others sent, the rest on its own data. More
     save traffic, and too many let models drift apart. Paper: 1."""
     codec: Literal["f32", "8bit", "4bit"] = "4bit"
@@ -129,11 +131,11 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     and in the last rounds it learns what the holdout knows. Paper: 0."""
     staleness: Natural = 5
     """Gradients made on a model more than this many rounds old are refused."""
-    refresh_after: Annotated[int, msgspec.Meta(ge=1)] = 10
+    refresh_after: Count = 10
     """Kept models this many rounds old are fetched again, to stay right in the mixture."""
     survey: Natural = 16
     """Most peers that a newcomer measures at once at its start, and anybody after an alarm."""
-    alarm: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    alarm: Nonnegative = 1.0
     """A loss so far above its average says that the data have changed: if it is the own model's,
     others are surveyed anew, and the last rounds wait until weights have settled again; if it is a
     friend's, its weight falls even in the last rounds. In units of the loss; 0 never alarms, as in

@@ -208,6 +208,7 @@ def build_settings(tree: dict[str, Any], settings_type: type[SettingsT], where: 
         ConfigError: A key is unknown, missing, or its value impossible.
     """
     _check_keys(tree, settings_type, where, "")
+    _check_finite(tree, where)
     section = tree.get("algorithm")
     if isinstance(section, dict):
         preset = PROFILES.get(str(section.get("profile", "default")), {})
@@ -254,13 +255,29 @@ def _check_keys(tree: Mapping[str, Any], struct: type[msgspec.Struct], where: st
             advice = f"did you mean {at}{close[0]}?" if close else f"known are {', '.join(fields)}"
             raise ConfigError(f"{where}: unknown setting {at}{key}; {advice}")
         inner = fields[key]
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{where}: {at}{key} is a section: write [{at}{key}]")
-            _check_keys(value, inner, where, f"{at}{key}.")
+        sections, of = {f"{at}{key}": value}, inner
+        if get_origin(inner) is dict and isinstance(value, dict):  # sections of any name
+            of = get_args(inner)[1]
+            sections = {f"{at}{key}.{name}": section for name, section in value.items()}
+        if isinstance(of, type) and issubclass(of, msgspec.Struct):
+            for name, section in sections.items():
+                if not isinstance(section, dict):
+                    raise ConfigError(f"{where}: {name} is a section: write [{name}]")
+                _check_keys(section, of, where, f"{name}.")
         elif get_origin(inner) is Literal and value not in (words := get_args(inner)):
             known = ", ".join(f'"{word}"' for word in words)
             raise ConfigError(f"{where}: {at}{key} = {value!r}: write one of {known}")
+
+
+def _check_finite(value: object, where: str, at: str = "") -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: {at} = {value}: write a finite number")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_finite(inner, where, f"{at}.{key}" if at else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            _check_finite(inner, where, at)
 
 
 def _readable(message: str) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from peer.algorithm import mix_predictions
 from peer.data import Examples
 from peer.learner import Batch, Learner, Probabilities
@@ -30,13 +33,19 @@ def evaluate(
     }
 
     def accuracy(probabilities: Probabilities) -> float:
-        return float((probabilities.argmax(axis=1) == test.labels).mean())
+        return share_right(probabilities, test.labels)
 
     return {
         "accuracy": accuracy(mix_predictions(weights, predictions)),
         "own_accuracy": accuracy(learner.predict(own, test.inputs)),
         "local_accuracy": accuracy(learner.predict(local, test.inputs)) if local else None,
     }
+
+
+def share_right(probabilities: Probabilities, labels: npt.NDArray[np.int64]) -> float:
+    """Return the share of examples that are predicted right; what isn't finite is wrong."""
+    right = probabilities.argmax(axis=1) == labels
+    return float((right & np.isfinite(probabilities).all(axis=1)).mean())
 
 
 def train_alone(

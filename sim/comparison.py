@@ -8,15 +8,16 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
-from peer.algorithm import Natural, Positive
+from peer.algorithm import Count, Natural, Positive
 from peer.config import DataSettings, Name, Seed
 from peer.learner import TrainingSettings
 from protocol.errors import ConfigError
-from sim.methods import METHODS, find_method
+from sim.cohort import Budget
+from sim.methods import CHECKS, METHODS, find_method, function_of
 from sim.partition_settings import PartitionSettings
 from sim.regimes import REGIMES, SIZES, regime_settings
 
@@ -28,7 +29,6 @@ WITHOUT_LOCAL_STEPS = frozenset(
 ORACLES = frozenset({"oracle"})
 """Methods that see what no peer can know: they are shown apart, and never are the best."""
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
 Option = bool | int | float | str
 MethodName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")]
 
@@ -119,7 +119,7 @@ class CompareSettings(DataSettings, frozen=True, kw_only=True, forbid_unknown_fi
                 f"{self.steps}: there would be no exchange"
             )
         for name in (*self.methods, *self.options):
-            _check_options(name, *self.method_of(name))
+            _check_options(name, *self.method_of(name), self.steps)
         for name in self.regime:
             if name in REGIMES:
                 raise ConfigError(f"regime.{name}: there is a regime of this name: choose another")
@@ -277,12 +277,11 @@ def _check_list(key: str, values: Sequence[object]) -> None:
         raise ConfigError(f"{key} names {twice[0]} more than once: once is enough")
 
 
-def _check_options(name: str, method: str, options: Mapping[str, Option]) -> None:
-    """Refuse what a method doesn't take: its options are its keywords with a plain default.
-
-    A method that takes any keyword refuses by itself what it can't use.
-    """
-    parameters = inspect.signature(find_method(method)).parameters
+def _check_options(name: str, method: str, options: Mapping[str, Option], steps: int) -> None:
+    """Refuse what a method doesn't take: its options are its keywords with a plain default."""
+    function, preset = function_of(method)
+    parameters = inspect.signature(function).parameters
+    hints = get_type_hints(function, include_extras=True)
     known = {
         key: parameter.default
         for key, parameter in parameters.items()
@@ -298,9 +297,15 @@ def _check_options(name: str, method: str, options: Mapping[str, Option]) -> Non
                 f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
             )
             raise ConfigError(f"options.{name}: unknown option {key}; {advice}")
-        wanted = type(known[key])
-        if type(value) is not wanted and not (wanted is float and type(value) is int):
+        try:
+            msgspec.convert(value, hints[key])
+        except msgspec.ValidationError as error:
+            why = f"{str(error)[:1].lower()}{str(error)[1:]}"
             raise ConfigError(
-                f"options.{name}.{key} = {value}: it must be a {wanted.__name__}, "
-                f"as {known[key]} is, its default"
-            )
+                f"options.{name}.{key} = {value}: {why}; its default is {known[key]}"
+            ) from error
+    if method in CHECKS:
+        try:
+            CHECKS[method](Budget(steps=steps, local_steps=1), **preset, **options)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error

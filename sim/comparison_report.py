@@ -38,6 +38,8 @@ _SHORTEST_NAME = 8
 
 _STYLES = {"best": "bold green", "tie": "green", "above": "bold", "below": ""}
 
+_TIE = {"best": "", "tie": " =", "above": "", "below": ""}
+
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """What `results.json` says.
@@ -132,7 +134,7 @@ def _cells(standing: Standing, plus_minus: str) -> list[str]:
     return [
         standing.method,
         _spread(standing.mean, standing.sd, plus_minus),
-        percent(standing.bottom_decile),
+        f"{percent(standing.bottom_decile)}{_TIE[standing.decile_verdict]}",
         "-" if below is None else f"{below}/{standing.tested}",
         _to_the_best(standing),
         f"{standing.gradients:.0f}",
@@ -152,7 +154,7 @@ def _to_the_best(standing: Standing) -> str:
     if standing.difference is None:
         return "best"
     difference = f"{100 * standing.difference:+.1f}"
-    return f"{difference} =" if standing.verdict == "tie" else difference
+    return f"{difference}{_TIE[standing.verdict]}"
 
 
 def _title(results: Results, regime: str) -> str:
@@ -171,7 +173,9 @@ def _notes(results: Results) -> list[str]:
         f"examples; {seeds}",
         f"below Local: peers of all seeds more than {100 * MARGIN:.0f} points below local-only",
         f"to best: mean difference over the same peers and seeds to the best honest method; = is a "
-        f"tie: not over {CLEARLY:.0f} standard errors, or not of the same sign under every seed",
+        f"tie: not over {CLEARLY:.0f} standard errors, or neither of the same sign under every "
+        "seed nor beyond what it varies by between them (t-test, 5 %); beside a bottom decile, "
+        "with the highest, by that test alone",
         "grads, MB in: gradients computed and megabytes received by a peer; sec: seconds that a "
         "trial trained, with others beside it",
         "rate, steps: the learning rate and the local steps between exchanges, chosen for each "
@@ -208,7 +212,10 @@ def _markdown(results: Results) -> str:
         lines.append(f"|{'|'.join(['---', *['---:'] * (len(_HEADINGS) - 1)])}|")
         for standing in found:
             cells = _cells(standing, " ± ")
-            cells[2] = _spread(standing.bottom_decile, standing.bottom_decile_sd, " ± ")
+            decile = _spread(standing.bottom_decile, standing.bottom_decile_sd, " ± ")
+            cells[2] = f"{decile}{_TIE[standing.decile_verdict]}"
+            if standing.decile_verdict == "best":
+                cells[2] = f"**{cells[2]}**"
             if standing.verdict == "best":
                 cells[:2] = [f"**{cell}**" for cell in cells[:2]]
             if not standing.honest:

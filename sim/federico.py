@@ -128,6 +128,15 @@ def predict(
     )
 
 
+def check_federico(budget: Budget, *, profile: str = "default", **changes: Any) -> None:
+    """Refuse what `federico` would refuse, before any peer is made.
+
+    Raises:
+        ConfigError: As there.
+    """
+    rounds_within(budget, settings_of(profile, changes))
+
+
 def settings_of(profile: str, changes: Mapping[str, Any]) -> AlgorithmSettings:
     """Return a profile's settings with some changed.
 

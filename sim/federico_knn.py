@@ -23,7 +23,7 @@ from peer.schedule import Schedule
 from protocol.errors import ConfigError
 from protocol.messages import PeerId
 from sim.cohort import Budget, Member, Outcome
-from sim.federico import run_rounds, settings_of
+from sim.federico import rounds_within, run_rounds, settings_of
 
 SETTINGS = tuple(PersonalizationSettings.__struct_fields__)
 
@@ -56,10 +56,7 @@ def federico_knn(
         ConfigError: A setting is unknown or impossible, not even one round fits the budget, or
             there is nothing to choose λ by.
     """
-    own = {name: value for name, value in changes.items() if name in SETTINGS}
-    others = {name: value for name, value in changes.items() if name not in SETTINGS}
-    algorithm = settings_of(profile, others)
-    settings = _settings({**own, "embedding": embedding}, algorithm)
+    algorithm, settings = _settings_of(profile, {**changes, "embedding": embedding})
     memories = _Memories(settings, rng)
     outcome = run_rounds(members, budget, rng, algorithm, memories.after_round)
     return replace(
@@ -111,10 +108,25 @@ class _Memories:
         return Memory(self._settings, learner, collection, num_classes, self._rng.spawn(1)[0])
 
 
-def _settings(own: Mapping[str, Any], algorithm: AlgorithmSettings) -> PersonalizationSettings:
+def check_federico_knn(budget: Budget, *, profile: str = "default", **changes: Any) -> None:
+    """Refuse what `federico_knn` would refuse, before any peer is made.
+
+    Raises:
+        ConfigError: As there.
+    """
+    algorithm, _ = _settings_of(profile, changes)
+    rounds_within(budget, algorithm)
+
+
+def _settings_of(
+    profile: str, changes: Mapping[str, Any]
+) -> tuple[AlgorithmSettings, PersonalizationSettings]:
+    own = {name: value for name, value in changes.items() if name in SETTINGS}
+    others = {name: value for name, value in changes.items() if name not in SETTINGS}
+    algorithm = settings_of(profile, others)
     try:
         settings = msgspec.convert({"kind": "knn", **own}, PersonalizationSettings)
         check_personalization(settings, algorithm)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(f"personalization: {error}") from error
-    return settings
+    return algorithm, settings

@@ -40,6 +40,16 @@ _ELSEWHERE = frozenset({"data_folder", "download"})
 _SHOWN_DIFFERENCES = 3
 
 
+TRIALS = "trials"
+
+
+class _Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What `comparison.json` says."""
+
+    settings: dict[str, Any]
+    data: str
+
+
 class Ledger:
     """The results so far, held for this process alone; see `open_ledger`.
 
@@ -73,9 +83,10 @@ class Ledger:
         path = self._path(trial)
         try:
             result = msgspec.json.decode(path.read_bytes(), type=TrialResult)
+            result.check(trial)
         except FileNotFoundError:
             return False
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
             logger.warning("%s is damaged (%s): this trial is done again", path, error)
             return False
         self._results[trial] = result
@@ -85,7 +96,7 @@ class Ledger:
         steps = "" if trial.local_steps is None else f"-steps{trial.local_steps}"
         purpose = "tune" if trial.tuning else "report"
         name = f"{purpose}-seed{trial.seed}-lr{trial.learning_rate}{steps}.json"
-        return self.folder / "trials" / trial.regime / trial.method / name
+        return self.folder / TRIALS / trial.regime / trial.method / name
 
 
 @contextmanager
@@ -95,7 +106,8 @@ def open_ledger(folder: Path, settings: CompareSettings, fingerprint: str) -> It
     Args:
         folder: Made if it isn't there.
         settings: The comparison's. Other methods, regimes, seeds and grid points than before are
-            welcome: trials that both have in common aren't done again.
+            welcome: trials that both have in common aren't done again. So are other options of
+            methods and regimes of which no trial is done.
         fingerprint: Digest of the data.
 
     Raises:
@@ -119,27 +131,46 @@ def open_ledger(folder: Path, settings: CompareSettings, fingerprint: str) -> It
 
 def _check_same(path: Path, now: Mapping[str, Any]) -> None:
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
     except FileNotFoundError:
         return
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
         raise RunError(f"{path} is damaged ({error}): move the folder away") from error
-    completed = _completed(before["settings"], now["settings"])
-    old, new = (dict(_flat(tree)) for tree in (completed, now["settings"]))
+    completed = _completed(saved.settings, now["settings"])
+    used = _used(path.parent)
+    old, new = (dict(_flat(_only(tree, used))) for tree in (completed, now["settings"]))
     differences = [
         f"{key} is {_say(old.get(key))} there and {_say(new.get(key))} here"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and key not in _EXTENDABLE | _ELSEWHERE
     ]
-    if before["data"] != now["data"]:
+    if saved.data != now["data"]:
         differences.append("the data are not the same")
     if differences:
         more = len(differences) - _SHOWN_DIFFERENCES
         shown = ", ".join(differences[:_SHOWN_DIFFERENCES]) + (f", and {more} more" * (more > 0))
         raise ConfigError(
             f"{path.parent} holds a comparison of another config ({shown}): give another --out, or "
-            "remove that folder"
+            "remove the trials that went by it, or that folder"
         )
+
+
+def _used(folder: Path) -> dict[str, set[str]]:
+    """Return the sections of which trials are done: names of methods and of regimes."""
+    done = [path.parent for path in (folder / TRIALS).glob("*/*/*.json")]
+    return {
+        "options": {method.name for method in done},
+        "regime": {method.parent.name for method in done},
+    }
+
+
+def _only(settings: Mapping[str, Any], used: Mapping[str, set[str]]) -> dict[str, Any]:
+    """Return settings without the sections that no trial has gone by: they may still change."""
+    kept = {
+        key: {name: section for name, section in settings.get(key, {}).items() if name in names}
+        for key, names in used.items()
+    }
+    return {**settings, **kept}
 
 
 def _completed(settings: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

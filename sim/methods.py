@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from protocol.errors import ConfigError
 from sim.baselines.apfl import apfl
@@ -21,9 +22,9 @@ from sim.baselines.knn_per import knn_per
 from sim.baselines.local import local
 from sim.baselines.odcl import odcl
 from sim.baselines.oracle import oracle
-from sim.cohort import Method
-from sim.federico import federico
-from sim.federico_knn import federico_knn
+from sim.cohort import Method, Outcome
+from sim.federico import check_federico, federico
+from sim.federico_knn import check_federico_knn, federico_knn
 
 METHODS: Mapping[str, Method] = {
     "local": local,
@@ -49,6 +50,15 @@ METHODS: Mapping[str, Method] = {
 """A method is one file and one line here."""
 
 
+CHECKS: Mapping[str, Callable[..., None]] = {
+    "federico": check_federico,
+    "federico-thrifty": check_federico,
+    "federico-paper": check_federico,
+    "federico+knn": check_federico_knn,
+}
+"""Of methods that take any keyword: what refuses what they can't use, given a budget first."""
+
+
 def find_method(name: str) -> Method:
     """Return the method of a name.
 
@@ -60,3 +70,13 @@ def find_method(name: str) -> Method:
         advice = f"did you mean {close[0]}?" if close else f"known are {', '.join(METHODS)}"
         raise ConfigError(f"unknown method {name}; {advice}")
     return METHODS[name]
+
+
+def function_of(name: str) -> tuple[Callable[..., Outcome], dict[str, Any]]:
+    """Return the function behind a method, and the keywords that are set already.
+
+    Raises:
+        ConfigError: There is no such method.
+    """
+    method = find_method(name)
+    return (method.func, method.keywords) if isinstance(method, partial) else (method, {})

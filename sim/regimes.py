@@ -41,7 +41,8 @@ def regime_settings(name: str, base: PartitionSettings) -> PartitionSettings:
     """
     if name not in REGIMES:
         close = difflib.get_close_matches(name, REGIMES, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"known are {', '.join(REGIMES)}"
+        known = f"known are {', '.join(REGIMES)}; others are sections of a config, [regime.NAME]"
+        advice = f"did you mean {close[0]}?" if close else known
         raise ConfigError(f"unknown regime {name}; {advice}")
     sizes = {size: getattr(base, size) for size in SIZES}
     return msgspec.convert({**REGIMES[name], **sizes}, PartitionSettings)

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 from sim.comparison import (
     ORACLES,
@@ -30,7 +31,12 @@ _ROUNDING = 1e-9
 """Shares of a whole number of examples come out with an error in their last digits."""
 
 CLEARLY = 2.0
-"""Standard errors that a difference must exceed to be called clear."""
+"""Standard errors over the peers that a difference must exceed to be called clear."""
+
+CONFIDENCE = 0.95
+"""Of the paired t-test over the seeds."""
+
+Verdict = Literal["best", "tie", "below", "above"]
 
 Accuracies = npt.NDArray[np.float64]
 """Of each peer under each seed, shape (num_seeds, num_peers); NaN without test examples."""
@@ -57,8 +63,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         difference: Mean over peers and seeds of accuracy less that of the best honest method; null
             of the best itself.
         standard_error: Of that mean, from the same differences; null where there is only one.
-        verdict: "best"; "below" or "above" it where the difference exceeds `CLEARLY` standard
-            errors and has the same sign under every seed; else "tie".
+        verdict: "best"; "below" or "above" it where the difference is clear, see
+            `paired_difference`; else "tie".
+        decile_verdict: The same of the bottom decile and the honest method that has the highest,
+            by the t-test over the seeds alone, as there is one number a seed.
         gradients: Gradients computed, mean over peers and seeds.
         mb_sent: Megabytes of models and gradients sent, mean over peers and seeds.
         mb_received: The same received.
@@ -84,7 +92,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     tested: int
     difference: float | None
     standard_error: float | None
-    verdict: Literal["best", "tie", "below", "above"]
+    verdict: Verdict
+    decile_verdict: Verdict
     gradients: float
     mb_sent: float
     mb_received: float
@@ -115,8 +124,9 @@ def paired_difference(ours: Accuracies, theirs: Accuracies) -> Difference:
     """Compare two methods by the differences of the same peers under the same seeds.
 
     Peers of one seed learn from one another, so that their differences aren't independent and the
-    standard error is too small: hence a clear difference must have the same sign under every seed,
-    too.
+    standard error is too small: hence a clear difference must exceed `CLEARLY` of them, and have
+    the same sign under every seed or stand out from what it varies by between seeds. (The former
+    alone would never call clear what has many seeds, one of them an exception.)
     """
     differences = ours - theirs
     known = differences[np.isfinite(differences)]
@@ -126,7 +136,17 @@ def paired_difference(ours: Accuracies, theirs: Accuracies) -> Difference:
     error = float(known.std(ddof=1)) / math.sqrt(len(known))
     by_seed = [float(row[np.isfinite(row)].mean()) for row in differences]
     agree = all(value * mean > 0 for value in by_seed)
-    return Difference(mean=mean, standard_error=error, clear=agree and abs(mean) > CLEARLY * error)
+    clear = abs(mean) > CLEARLY * error and (agree or stands_out(by_seed))
+    return Difference(mean=mean, standard_error=error, clear=clear)
+
+
+def stands_out(differences: Sequence[float]) -> bool:
+    """Return whether differences, one a seed, have another mean than 0: Student's paired t-test."""
+    count = len(differences)
+    if count < 2:
+        return False
+    largest = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+    return abs(fmean(differences)) > largest * stdev(differences) / math.sqrt(count)
 
 
 def standings(
@@ -161,6 +181,8 @@ def _regime(
     means = {name: float(np.nanmean(each, axis=1).mean()) for name, each in accuracies.items()}
     honest = [name for name in results if name not in oracles]
     best = max(honest or results, key=lambda name: means[name], default=None)
+    deciles = {name: _deciles(each) for name, each in results.items()}
+    highest = max(honest or results, key=lambda name: fmean(deciles[name]), default=None)
     order = sorted(results, key=lambda name: (name in oracles, -means[name]))
     return [
         _standing(
@@ -171,6 +193,9 @@ def _regime(
             difference=None
             if best is None or name == best
             else paired_difference(accuracies[name], accuracies[best]),
+            decile_verdict="best"
+            if highest is None or name == highest
+            else _decile_verdict(deciles[name], deciles[highest]),
             validation=validation.get(results[name][0].trial),
         )
         for name in order
@@ -184,11 +209,12 @@ def _standing(
     honest: bool,
     local: Accuracies | None,
     difference: Difference | None,
+    decile_verdict: Verdict,
     validation: float | None,
 ) -> Standing:
     trial = results[0].trial
     means = np.nanmean(accuracies, axis=1).tolist()
-    deciles = [bottom_decile(result.accuracy) or 0.0 for result in results]
+    deciles = _deciles(results)
     return Standing(
         regime=trial.regime,
         method=trial.method,
@@ -203,6 +229,7 @@ def _standing(
         difference=difference.mean if difference else None,
         standard_error=difference.standard_error if difference else None,
         verdict=_verdict(difference),
+        decile_verdict=decile_verdict,
         gradients=fmean(fmean(result.gradients) for result in results),
         mb_sent=fmean(fmean(result.bytes_sent) for result in results) / 1e6,
         mb_received=fmean(fmean(result.bytes_received) for result in results) / 1e6,
@@ -215,12 +242,23 @@ def _standing(
     )
 
 
-def _verdict(difference: Difference | None) -> Literal["best", "tie", "below", "above"]:
+def _verdict(difference: Difference | None) -> Verdict:
     if difference is None:
         return "best"
     if not difference.clear:
         return "tie"
     return "above" if difference.mean > 0 else "below"
+
+
+def _decile_verdict(ours: Sequence[float], highest: Sequence[float]) -> Verdict:
+    differences = [one - other for one, other in zip(ours, highest, strict=True)]
+    if not stands_out(differences):
+        return "tie"
+    return "above" if fmean(differences) > 0 else "below"
+
+
+def _deciles(results: Sequence[TrialResult]) -> list[float]:
+    return [bottom_decile(result.accuracy) or 0.0 for result in results]
 
 
 def _accuracies(results: Sequence[TrialResult]) -> Accuracies:

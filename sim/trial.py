@@ -12,6 +12,7 @@ import torch
 from peer.algorithm import AlgorithmSettings
 from peer.assembly import new_learner
 from peer.data import HOLDOUT_FRACTION, Examples, Split, split
+from peer.evaluate import share_right
 from peer.hooks import ForeignCode
 from peer.learner import Learner
 from peer.streams import Streams
@@ -54,6 +55,22 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     weights: list[list[float]] | None
     groups: list[int]
     seconds: float
+
+    def check(self, trial: Trial) -> None:
+        """Check what was read from the file of a trial.
+
+        Raises:
+            ValueError: It is another's, or can't be.
+        """
+        if self.trial != trial:
+            raise ValueError(f"it is of another trial: {self.trial}")
+        counts = (self.num_train, self.num_test, self.gradients, self.bytes_sent)
+        by_peer = (self.accuracy, *counts, self.bytes_received, self.groups)
+        if len({len(each) for each in by_peer}) != 1:
+            raise ValueError("its lists are of more peers or fewer")
+        known = [value for value in self.accuracy if value is not None]
+        if not known or not all(0.0 <= value <= 1.0 for value in known):
+            raise ValueError("its accuracies are none")
 
     @property
     def mean(self) -> float:
@@ -115,15 +132,10 @@ def make_members(task: Task) -> list[Member]:
 
 
 def accuracy_of(predict: Predict, test: Examples | None) -> float | None:
-    """Return the share of test examples that are predicted right; None when there are none.
-
-    A prediction that isn't finite is wrong.
-    """
+    """Return the share of test examples that are predicted right; None when there are none."""
     if not test:
         return None
-    probabilities = predict(test.inputs)
-    right = probabilities.argmax(axis=1) == test.labels
-    return float((right & np.isfinite(probabilities).all(axis=1)).mean())
+    return share_right(predict(test.inputs), test.labels)
 
 
 def _make_member(task: Task, number: int, name: str, part: Slice) -> Member:

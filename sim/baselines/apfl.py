@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peer.algorithm import average_models, trainable
+from peer.algorithm import Fraction, Nonnegative, average_models, trainable
 from peer.learner import Batch, Learner
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
@@ -36,8 +36,8 @@ def apfl(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.5,
-    alpha_rate: float = 0.01,
+    alpha: Fraction = 0.5,
+    alpha_rate: Nonnegative = 0.01,
 ) -> Outcome:
     """Train a global model together, and personal ones to be mixed with it.
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from peer.algorithm import trainable
+from peer.algorithm import Nonnegative, trainable
 from peer.learner import Batch
 from sim.baselines.arithmetic import average_clusters, cluster_weights
 from sim.cohort import Budget, Member, Outcome, Spending
@@ -43,8 +43,8 @@ def clustered(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    eps1: float = 0.25,
-    eps2: float = 0.5,
+    eps1: Nonnegative = 0.25,
+    eps2: Nonnegative = 0.5,
 ) -> Outcome:
     """Train one model for each cluster, splitting clusters on the way.
 

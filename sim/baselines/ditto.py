@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from peer.algorithm import trainable
+from peer.algorithm import Nonnegative, trainable
 from peer.learner import Batch, Learner
 from protocol.tensors import Tensors
 from sim.baselines.arithmetic import average
@@ -29,7 +29,7 @@ def ditto(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    lam: float = 0.1,
+    lam: Nonnegative = 0.1,
 ) -> Outcome:
     """Train a global model together and personal ones near it.
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from peer.algorithm import average_models
+from peer.algorithm import Count, average_models
 from peer.learner import Batch
 from protocol.tensors import Tensors
 from sim.cohort import Budget, Member, Outcome, Spending
@@ -35,7 +35,7 @@ def dpsgd(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    rings: int = 1,
+    rings: Count = 1,
 ) -> Outcome:
     """Train every member's model and average it with its neighbors'.
 

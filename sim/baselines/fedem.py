@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from peer.algorithm import mix_predictions
+from peer.algorithm import Count, Fraction, mix_predictions
 from peer.learner import Batch, Learner, Probabilities
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
@@ -37,8 +37,8 @@ def fedem(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    components: int = 4,
-    min_posterior: float = 0.05,
+    components: Count = 4,
+    min_posterior: Fraction = 0.05,
 ) -> Outcome:
     """Train the components together and each member's proportions apart.
 

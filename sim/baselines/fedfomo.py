@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from peer.algorithm import average_models, trainable
+from peer.algorithm import Fraction, Natural, Nonnegative, average_models, trainable
 from peer.learner import Batch, Learner
 from protocol.tensors import Tensors
 from sim.cohort import Budget, Member, Outcome, Spending
@@ -44,9 +44,9 @@ def fedfomo(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    downloads: int = 4,
-    epsilon: float = 0.3,
-    epsilon_decay: float = 0.05,
+    downloads: Natural = 4,
+    epsilon: Fraction = 0.3,
+    epsilon_decay: Nonnegative = 0.05,
 ) -> Outcome:
     """Train every member's model and let it move towards those that help.
 

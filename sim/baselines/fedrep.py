@@ -21,6 +21,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from peer.algorithm import Fraction
 from peer.learner import Batch, Learner
 from protocol.errors import ModelError
 from protocol.tensors import Layout, Tensors
@@ -33,7 +34,7 @@ def fedrep(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    head_share: float = 0.5,
+    head_share: Fraction = 0.5,
 ) -> Outcome:
     """Train a body together and every member's head alone.
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from peer.algorithm import Count
 from peer.learner import Batch, Learner
 from protocol.tensors import Tensors
 from sim.baselines.arithmetic import average_clusters, cluster_weights, example_losses, shuffled
@@ -38,8 +39,8 @@ def ifca(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    clusters: int = 4,
-    starts: int = 3,
+    clusters: Count = 4,
+    starts: Count = 3,
     start: Start = draw_start,
 ) -> Outcome:
     """Train k models from several starts and keep the best start's.

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from peer.algorithm import ClusteringName
+from peer.algorithm import ClusteringName, Natural
 from peer.learner import Batch
 from peer.oneshot import group
 from sim.baselines.arithmetic import average_clusters, cluster_weights
@@ -31,9 +31,9 @@ def odcl(
     budget: Budget,
     rng: np.random.Generator,
     *,
-    start_steps: int = 0,
+    start_steps: Natural = 0,
     clustering: ClusteringName = "linkage",
-    num_clusters: int = 0,
+    num_clusters: Natural = 0,
 ) -> Outcome:
     """Train alone, cluster once, and average.
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from peer.config import read_settings
 from peer.data import Dataset, Examples
-from protocol.errors import ConfigError, CoterieError, DataError
+from protocol.errors import ConfigError, CoterieError, DataError, RunError
 from sim.comparison import (
     ORACLES,
     WITHOUT_LOCAL_STEPS,
@@ -41,7 +41,7 @@ from sim.ledger import open_ledger
 from sim.methods import METHODS, find_method
 from sim.partition_settings import PartitionSettings
 from sim.provenance import code_digest
-from sim.standings import Standing, paired_difference, standings
+from sim.standings import Standing, paired_difference, standings, stands_out
 from sim.supply import Supply, divide
 from sim.trial import TrialResult, accuracy_of, make_members, run_trial
 from sim.trial_progress import TrialProgress
@@ -194,7 +194,12 @@ def test_a_regime_of_ones_own_takes_the_sizes_that_it_leaves_open():
         ({"options": {"mine": {"method": "ditto", "x": 1}}}, "options.mine: unknown option x"),
         ({"options": {"fedavg": {"method": "ditto"}}}, "needs a name of its own"),
         ({"options": {"ditto": {"lamb": 1.0}}}, "unknown option lamb; did you mean lam"),
-        ({"options": {"ditto": {"lam": "big"}}}, "options.ditto.lam = big: it must be a float"),
+        ({"options": {"ditto": {"lam": "big"}}}, "options.ditto.lam = big: expected `float`"),
+        ({"options": {"ditto": {"lam": -1.0}}}, "lam = -1.0: expected `float` >= 0.0; its default"),
+        ({"options": {"fedem": {"components": 0}}}, "components = 0: expected `int` >= 1"),
+        ({"options": {"federico": {"betta": 1.0}}}, "federico: FedeRiCo's settings: .*`betta`"),
+        ({"options": {"federico": {"exchange_every": 50}}}, "federico: steps = .* leaves no round"),
+        ({"options": {"federico+knn": {"k_nearest": 0}}}, "personalization: .*k_nearest"),
         ({"options": {"ifca": {"start": "x"}}}, "unknown option start; did you mean starts"),
         ({"regime": {"rotated": PartitionSettings()}}, "regime.rotated: there is a regime"),
     ],
@@ -381,7 +386,7 @@ def test_a_prediction_that_is_not_finite_is_wrong_and_no_examples_no_accuracy():
 # Standings
 
 
-def test_a_clear_difference_exceeds_two_standard_errors_and_all_seeds_agree():
+def test_a_difference_above_two_standard_errors_of_one_sign_under_every_seed_is_clear():
     ours, theirs = np.array([[0.5, 0.7], [0.6, 0.6]]), np.array([[0.4, 0.5], [0.5, 0.6]])
     difference = paired_difference(ours, theirs)  # .1 .2 / .1 .0
     assert difference.mean == pytest.approx(0.1)
@@ -397,6 +402,36 @@ def test_a_difference_that_one_seed_contradicts_is_a_tie_however_many_peers_ther
     difference = paired_difference(ours, theirs)
     assert abs(difference.mean) > 2 * (difference.standard_error or 0)
     assert not difference.clear
+
+
+def test_one_exception_among_many_seeds_makes_no_tie():
+    theirs = np.zeros((9, 16))
+    ours = (
+        theirs + np.array([-0.04, -0.03, -0.03, -0.02, -0.02, -0.01, -0.01, -0.01, 0.005])[:, None]
+    )
+    assert paired_difference(ours, theirs).clear
+    # Nine values of mean -0.018: t = -3.9, and 2.306 is the 97.5th percentile with 8 degrees.
+    assert stands_out(ours[:, 0].tolist())
+    assert not stands_out([-0.04, 0.03, -0.03, 0.02, -0.02, 0.01, -0.01, -0.01, 0.005])
+
+
+def test_the_t_test_over_the_seeds_has_its_table_s_bounds():
+    # Of 1 and 1 + d, t = 1 + 2 / d: 12.706 is the bound with 1 degree of freedom.
+    assert not stands_out([1.0, 1.0 + 2 / 11.6]) and stands_out([1.0, 1.0 + 2 / 11.8])
+    assert not stands_out([1.0]) and not stands_out([0.0, 0.0])
+
+
+def test_bottom_deciles_are_compared_over_the_seeds_with_the_highest():
+    found = stand(
+        {
+            "local": [[0.5, 0.9], [0.5, 0.9], [0.52, 0.9]],  # the best mean, not the best decile
+            "fedavg": [[0.6, 0.61], [0.61, 0.61], [0.62, 0.62]],
+            "ditto": [[0.6, 0.6], [0.5, 0.5], [0.7, 0.7]],
+        }
+    )
+    verdicts = {each.method: (each.verdict, each.decile_verdict) for each in found}
+    assert verdicts["local"] == ("best", "below")
+    assert verdicts["fedavg"][1] == "best" and verdicts["ditto"][1] == "tie"
 
 
 def test_a_difference_within_two_standard_errors_is_a_tie():
@@ -522,9 +557,39 @@ def test_a_damaged_file_is_done_again(tmp_path, caplog):
     assert "is damaged" in caplog.text
 
 
+def test_the_file_of_another_trial_or_of_nonsense_is_done_again(tmp_path, caplog):
+    ours, theirs = result(trial(), [0.5, None]), result(trial("fedavg"), [0.9, 0.9])
+    nonsense = {
+        "of another trial": msgspec.json.encode(theirs),
+        "more peers or fewer": msgspec.json.encode(msgspec.structs.replace(ours, accuracy=[0.5])),
+        "are none": msgspec.json.encode(msgspec.structs.replace(ours, accuracy=[None, None])),
+    }
+    for message, content in nonsense.items():
+        with open_ledger(tmp_path, settings(), "digest") as ledger:
+            ledger.add(ours)
+        (path,) = tmp_path.glob("trials/*/*/*.json")
+        path.write_bytes(content)
+        with open_ledger(tmp_path, settings(), "digest") as ledger:
+            assert ledger.read([ours.trial]) == [ours.trial]
+        assert message in caplog.text
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"settings": 3, "data": "x"}', "{"])
+def test_a_damaged_comparison_is_said_to_be_one(tmp_path, content):
+    (tmp_path / "comparison.json").write_text(content)
+    with (
+        pytest.raises(RunError, match="is damaged"),
+        open_ledger(tmp_path, settings(), "digest"),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     "changes",
     [
+        {"options": {"ditto": {"lam": 2.0}}},  # no trial of it is done
+        {"options": {"mine": {"method": "ditto", "lam": 2.0}}, "methods": ("local", "mine")},
+        {"regime": {"own": PartitionSettings(groups=2)}, "regimes": ("rotated", "own")},
         {"methods": ("local", "ditto")},
         {"seeds": (2, 3, 4)},
         {"regimes": ("permuted",)},
@@ -556,8 +621,8 @@ def test_a_comparison_may_be_extended(tmp_path, changes):
     ],
 )
 def test_the_folder_of_another_config_is_refused_with_what_differs(tmp_path, changes, message):
-    with open_ledger(tmp_path, settings(), "digest"):
-        pass
+    with open_ledger(tmp_path, settings(), "digest") as ledger:
+        ledger.add(result(trial("ditto", regime="own"), [0.5]))
     before = (tmp_path / "comparison.json").read_bytes()
     with (
         pytest.raises(ConfigError, match=message),
@@ -633,7 +698,7 @@ def test_the_report_says_what_is_best_what_ties_and_what_failed(tmp_path):
     rows = {line.split(" ")[0]: line for line in lines}
     assert "best" in rows["fedavg"] and "87.5+-3.5" in rows["fedavg"]
     assert "-2.5 =" in rows["ditto"]
-    assert "-37.0 " in rows["local"] and "=" not in rows["local"]
+    assert "-37.0 " in rows["local"] and "-37.0 =" not in rows["local"]
     assert "+10.0" in rows["oracle"]
     assert "oracle: no honest method" in output.getvalue()
 
@@ -649,7 +714,7 @@ def test_the_report_says_what_is_best_what_ties_and_what_failed(tmp_path):
     csv = (tmp_path / "results.csv").read_text().splitlines()
     assert len(csv) == 5 and csv[0].startswith("regime,method,honest,mean,sd")
     markdown = (tmp_path / "results.md").read_text()
-    assert "| **fedavg** | **87.5 ± 3.5** | 85.0 ± 7.1 |" in markdown
+    assert "| **fedavg** | **87.5 ± 3.5** | **85.0 ± 7.1** |" in markdown
     assert "- failed: fedem, rotated: raised ValueError" in markdown
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
 

@@ -46,6 +46,8 @@ def test_every_config_that_we_ship_is_valid(path):
         ({"partition": {"kind": "sorted"}}, "partition.kind"),
         ({"training": {"batch_size": 0}}, "training.batch_size"),
         ({"swarm": {"start": "threads"}}, "swarm.start"),
+        ({"algorithm": {"alarm": float("inf")}}, "algorithm.alarm = inf: write a finite number"),
+        ({"training": {"learning_rate": float("nan")}}, "learning_rate = nan: write a finite"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_its_path(changes, message):
@@ -75,6 +77,26 @@ def test_a_profile_presets_what_is_not_given():
 def test_settings_survive_being_written_and_read_again():
     paper = swarm(algorithm={"profile": "paper"})
     assert build_settings(msgspec.to_builtins(paper), SwarmSettings, "t") == paper
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("[tune]\nlearning_rate = [0.1, inf]", "tune.learning_rate = inf: write a finite number"),
+        ("[options.ditto]\nlam = nan", "options.ditto.lam = nan: write a finite number"),
+        ('[regime.mine]\nkind = "sorted"', "regime.mine.kind = 'sorted': write one of"),
+        ("[regime.mine]\nsize = 3", "unknown setting regime.mine.size; "),
+        ("[regime]\nmine = 3", r"regime.mine is a section: write \[regime.mine\]"),
+    ],
+)
+def test_what_is_wrong_in_a_section_of_any_name_is_named(tmp_path, section, message):
+    path = tmp_path / "x.toml"
+    path.write_text(
+        'name="x"\ndata="digits"\nmodel="mlp"\npeers=2\nsteps=20\nmethods=["local"]\n'
+        f'regimes=["rotated"]\n{section}\n'
+    )
+    with pytest.raises(ConfigError, match=message):
+        read_settings(path, CompareSettings)
 
 
 @pytest.mark.parametrize(
