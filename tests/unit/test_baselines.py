@@ -26,7 +26,7 @@ from peer.learner import Batch
 from sim.baselines.arithmetic import average, shuffled
 from sim.baselines.dpsgd import dpsgd, draw_graph, gossip, metropolis_weights
 from sim.baselines.fedavg import fedavg
-from sim.baselines.fedavg_plus import fedavg_plus
+from sim.baselines.fedavg_plus import fedavg_plus, next_epoch
 from sim.baselines.fedfomo import choose, combine, fedfomo, helpfulness
 from sim.baselines.local import local
 
@@ -87,6 +87,9 @@ def test_fedavg_plus_is_an_epoch_more_than_fedavg():
         extra = spent.gradients - 9
         assert 0 <= extra * 32 - member.num_train < 32  # each example about once
         assert model != shared
+        epoch = next_epoch(member, member.new_learner(), 9)
+        assert all(batch.full for batch in epoch)  # the holdout, too
+        assert len(epoch) == extra
     assert accuracies(tuned, members).mean() > 0
 
 
@@ -158,6 +161,40 @@ def test_a_better_model_is_helpful_and_a_worse_one_is_not():
     assert helpful[0] == 0
     assert helpful[1] > 0 > helpful[2]
     assert np.abs(helpful).sum() == pytest.approx(1)
+
+
+def test_help_is_the_fall_of_the_loss_by_the_distance_to_the_model():
+    (member,) = make_members(digits(1))
+    learner = member.new_learner()
+    before = learner.parameters()
+    near, far = (learner.train(None, [Batch(step) for step in range(count)]) for count in (5, 30))
+    helpful = helpfulness(learner, before, [near, far], [0, 1])
+    distances = [np.linalg.norm(trainable(model) - trainable(before)) for model in (near, far)]
+    assert distances[1] > 1.5 * distances[0]
+    falls = [learner.measure(before).loss - learner.measure(model).loss for model in (near, far)]
+    slopes = np.array(falls) / distances
+    np.testing.assert_allclose(helpful, slopes / np.abs(slopes).sum())
+
+
+def test_fedfomo_downloads_by_the_sum_of_all_that_helped_before(monkeypatch):
+    seen, helped = [], []
+
+    def choosing(place, affinities, *others):
+        seen.append((place, affinities.copy()))
+        return choose(place, affinities, *others)
+
+    def helping(*arguments):
+        helped.append(helpfulness(*arguments))
+        return helped[-1]
+
+    monkeypatch.setattr("sim.baselines.fedfomo.choose", choosing)
+    monkeypatch.setattr("sim.baselines.fedfomo.helpfulness", helping)
+    run(fedfomo, make_members(digits(3)), steps=6, local_steps=2, downloads=1)
+    for number in range(9):
+        place, affinities = seen[number]
+        assert place == number % 3
+        np.testing.assert_allclose(affinities, sum(helped[place:number:3], np.zeros(3)))
+    assert np.abs(seen[-1][1]).sum() > 0
 
 
 def test_a_diverged_model_neither_helps_nor_spreads():

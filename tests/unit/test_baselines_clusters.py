@@ -25,7 +25,7 @@ from peer.learner import Batch
 from sim.baselines.arithmetic import example_losses
 from sim.baselines.clustered import Criterion, bipartition, clustered
 from sim.baselines.fedavg import fedavg
-from sim.baselines.fedem import fedem
+from sim.baselines.fedem import _Mixture, fedem
 from sim.baselines.ifca import draw_start, ifca
 from sim.baselines.local import local
 from sim.baselines.oracle import oracle
@@ -193,6 +193,28 @@ def test_fedem_gives_each_group_a_component_of_its_own():
     outcome = run(fedem, members, steps=120, components=2)
     together = run(fedavg, make_members(slices, model="mlp"), steps=120)
     assert accuracies(outcome, members).mean() > accuracies(together, members).mean() + 0.2
+
+
+def test_fedem_predicts_by_the_proportions_of_the_last_average(monkeypatch):
+    steps, update = [], _Mixture.update
+
+    def updating(mixture, models):
+        posteriors = update(mixture, models)
+        steps.append((mixture, list(models), posteriors.mean(axis=0)))
+        return posteriors
+
+    monkeypatch.setattr(_Mixture, "update", updating)
+    slices = digits(2)
+    outcome = run(fedem, make_members(slices), steps=4, local_steps=2, components=2)
+    assert len(steps) == 2 * (2 + 1)  # an E-step a round, and one after the last average
+    for number, predicted in enumerate(probabilities(outcome, slices)):
+        mixture, models, proportions = steps[4 + number]
+        assert models != steps[2 + number][1]
+        expected = sum(
+            share * mixture.learners[0].predict(model, slices[number].dataset.train.inputs)
+            for share, model in zip(proportions, models, strict=True)
+        )
+        np.testing.assert_allclose(predicted, expected, atol=1e-6)
 
 
 def test_the_losses_of_examples_average_to_what_a_learner_measures():

@@ -22,7 +22,7 @@ from peer.algorithm import trainable
 from peer.learner import Batch
 from peer.models import build_model
 from protocol.errors import ModelError
-from protocol.tensors import Layout, TensorSpec
+from protocol.tensors import Layout, Tensors, TensorSpec
 from sim.baselines.apfl import apfl, mix
 from sim.baselines.arithmetic import shuffled
 from sim.baselines.ditto import ditto, train_near
@@ -86,6 +86,40 @@ def test_apfl_that_is_all_global_is_fedavg():
     shared = run(apfl, make_members(slices), alpha=0.0, alpha_rate=0.0)
     together = run(fedavg, make_members(slices))
     assert_same_bits(probabilities(shared, slices), probabilities(together, slices))
+
+
+def test_apfl_takes_the_steps_of_its_paper():
+    slices = digits(1)
+    outcome = run(
+        apfl,
+        make_members(slices, training=SGD),
+        steps=4,
+        local_steps=2,
+        alpha=0.3,
+        alpha_rate=0.5,
+    )
+    learner = make_members(slices, training=SGD)[0].new_learner()
+    model, rate = learner.parameters(), np.float32(SGD.learning_rate)
+
+    def gradient(at, step):
+        parameters = Tensors(model.layout.gradient, at.astype(np.float32).view(np.uint8))
+        batch = Batch(step, full=True)
+        return learner.differentiate(parameters, batch, own=False).tensors.flat_f32()
+
+    personal = shared = trainable(model)
+    alpha = 0.3
+    for step in range(4):
+        mixed = alpha * personal + (1 - alpha) * shared
+        slope = float((personal - shared) @ gradient(mixed, step))
+        personal, shared, alpha = (
+            personal - rate * alpha * gradient(mixed, step),
+            shared - rate * gradient(shared, step),
+            min(max(alpha - 0.5 * slope, 0.0), 1.0),
+        )
+    assert alpha != 0.3
+    np.testing.assert_allclose(
+        trainable(models_of(outcome)[0]), alpha * personal + (1 - alpha) * shared, atol=1e-6
+    )
 
 
 def test_apfl_learns_to_trust_the_personal_model_where_the_global_one_misleads():

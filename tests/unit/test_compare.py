@@ -364,7 +364,14 @@ def test_all_methods_get_the_same_peers():
         )
 
 
-def test_a_peer_whose_data_drift_is_tested_on_what_it_has_in_the_end():
+def test_a_peer_whose_data_drift_is_tested_on_what_it_has_in_the_end(monkeypatch):
+    tests = []
+
+    def testing(predict, test):
+        tests.append(test)
+        return accuracy_of(predict, test)
+
+    monkeypatch.setattr("sim.trial.accuracy_of", testing)
     own = {"turn": PartitionSettings(kind="rotated", groups=2, drifting=4)}
     ours = settings(regime=own, regimes=("turn",))
     found = run_small(ours, "local", regime="turn")
@@ -373,6 +380,9 @@ def test_a_peer_whose_data_drift_is_tested_on_what_it_has_in_the_end():
     assert all(laters)
     assert found.groups == [1, 1, 0, 0]
     assert found.num_test == [len(later.test) for later in laters]
+    for test, part in zip(tests, task.slices, strict=True):
+        assert np.array_equal(test.inputs, part.later.test.inputs)
+        assert not np.array_equal(test.inputs, part.dataset.test.inputs)
 
 
 def test_a_prediction_that_is_not_finite_is_wrong_and_no_examples_no_accuracy():
