@@ -120,7 +120,10 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     anchor: bool = True
     """Whether a peer trains its own model with weight 1 rather than w_ii. Paper: false."""
     defended: bool = True
-    """Whether to clip remote gradients to the own norm and refuse opposed ones. Paper: false."""
+    """Whether to clip others' gradients, see `clip`, and to refuse opposed ones. Paper: false."""
+    clip: Positive = 3.0
+    """Greatest norm of another's gradient, in units of the own one's. That falls as a peer fits its
+    own examples: a small bound then keeps out what others know, a large one lets liars in."""
     min_gradient_weight: Fraction = 0.05
     """Gradients of a smaller collaboration weight are not made, nor models of a smaller one
     averaged: Adam would make vanishing gradients full steps. The paper names no bound."""
@@ -373,20 +376,21 @@ def combine_gradients(
     own_weight: float,
     remote: Mapping[PeerId, WeightedGradient],
     *,
-    defended: bool,
+    clip: float | None,
 ) -> tuple[Vector | None, dict[PeerId, Verdict]]:
     """Aggregate the M-step's gradient for the own model: Σ_j w_ji g_ji (equation 6).
 
     Remote weights are capped at 1. A gradient that is not finite is always refused. Defended, a
-    gradient of negative cosine with the own one is refused and the others are clipped to the own
-    one's norm, so that no single sender can outweigh the owner.
+    gradient of negative cosine with the own one is refused and the others are clipped, so that no
+    single sender can outweigh the owner by more than that.
 
     Args:
         own: The owner's mean gradient, shape (num_parameters,), or None when it made none.
         own_weight: 1 when the model is anchored to its owner, else w_ii.
         remote: At most one gradient a sender.
-        defended: Whether to clip and to test the cosine; without an own gradient there is nothing
-            to compare with, and defended means that no remote one is used.
+        clip: Greatest norm of a remote one, in units of the own one's; None neither clips nor tests
+            the cosine. Without an own gradient there is nothing to compare with, and defended means
+            that no remote one is used.
 
     Returns:
         The aggregate, or None when nothing contributed; and the verdict on each sender.
@@ -403,11 +407,11 @@ def combine_gradients(
         if not math.isfinite(norm):
             verdicts[sender] = Verdict.NOT_FINITE
             continue
-        if defended:
+        if clip is not None:
             if own is None or float(np.dot(own, gradient)) < 0.0:
                 verdicts[sender] = Verdict.OPPOSED
                 continue
-            scale *= min(1.0, own_norm / norm) if norm > 0 else 1.0
+            scale *= min(1.0, clip * own_norm / norm) if norm > 0 else 1.0
         contribution = np.float32(scale) * gradient
         total = contribution if total is None else np.add(total, contribution, out=total)
         verdicts[sender] = Verdict.APPLIED

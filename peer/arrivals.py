@@ -20,10 +20,12 @@ class Arrivals:
 
     Args:
         staleness: Rounds that the model a gradient was made on may be old.
+        clip: See `renew`.
     """
 
-    def __init__(self, staleness: int) -> None:
+    def __init__(self, staleness: int, clip: float) -> None:
         self._staleness = staleness
+        self._clip = clip
         self._kept: dict[PeerId, GradientUpdate] = {}
         self._own: dict[int, Vector] = {}  # by the round_number of the version
 
@@ -67,7 +69,7 @@ class Arrivals:
                 continue
             made = update.gradient.flat_f32()
             then = self._own.get(update.on_version.round_number) if age else None
-            gradient = made if own is None or then is None else renew(made, then, own)
+            gradient = made if own is None or then is None else renew(made, then, own, self._clip)
             if gradient is None:
                 refused.append(Verdict.OPPOSED)
             else:
@@ -83,7 +85,7 @@ class Arrivals:
         self._own = {number: each for number, each in self._own.items() if number >= oldest}
 
 
-def renew(gradient: Vector, then: Vector, now: Vector) -> Vector | None:
+def renew(gradient: Vector, then: Vector, now: Vector, clip: float) -> Vector | None:
     """Return what a gradient made on an older version of the own model is on the present one.
 
     g + (now - then): what tells the sender from the owner stays, and what the steps since have
@@ -97,23 +99,24 @@ def renew(gradient: Vector, then: Vector, now: Vector) -> Vector | None:
         gradient: Made on the older version by another. Shape (num_parameters,), as of the others.
         then: The own gradient on the older version.
         now: The own gradient on the present version.
+        clip: Greatest norm of another's gradient, in units of the own one's.
 
     Returns:
         The renewed gradient; the same one where a number isn't finite, which is for others to
         judge; None when it opposed the own one on the older version.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        squared, limit, present = (float(np.dot(each, each)) for each in (gradient, then, now))
-    if not math.isfinite(squared + limit + present):
+        squared, former, present = (float(np.dot(each, each)) for each in (gradient, then, now))
+    if not math.isfinite(squared + former + present):
         return gradient
     if float(np.dot(then, gradient)) < 0.0:
         return None
-    clipped = min(squared, limit)
+    clipped = min(squared, clip**2 * former)
     scale = math.sqrt(clipped / squared) if squared else 0.0
     renewed = np.float32(scale) * gradient
     renewed += now
     renewed -= then
-    longest = math.sqrt(present * clipped / limit) if limit else 0.0
+    longest = math.sqrt(present * clipped / former) if former else 0.0
     if (length := float(np.linalg.norm(renewed))) > longest:
         renewed *= np.float32(longest / length)
     return renewed

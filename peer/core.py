@@ -140,7 +140,7 @@ class PeerCore:
         self._losses: dict[PeerId, float] = {}
         self._at_hand: set[PeerId] = set()
         self._own_gradient: Tensors | None = None
-        self._arrivals = Arrivals(settings.staleness)
+        self._arrivals = Arrivals(settings.staleness, settings.clip)
         self._verdicts: Counter[Verdict] = Counter()
         self._gathering = Gathering(peer_id, settings, restored.groups if restored else None)
         self._sizes: dict[PeerId, int] | None = None  # n_i of the cluster that the round goes by
@@ -511,11 +511,11 @@ class PeerCore:
         if self._settings.exchange == "average":
             self._phase = _Phase.STEPPING
             return [Train(self._round_number, self._average(), self._batches())]
-        defended = self._settings.defended
+        clip = self._settings.clip if self._settings.defended else None
         own = self._own_gradient.flat_f32() if self._own_gradient is not None else None
         own_weight = 1.0 if self._settings.anchor else self._weights.get(self._peer_id, 0.0)
-        fresh, refused = self._arrivals.take(self._model.version, own if defended else None)
-        total, verdicts = algorithm.combine_gradients(own, own_weight, fresh, defended=defended)
+        fresh, refused = self._arrivals.take(self._model.version, own if clip else None)
+        total, verdicts = algorithm.combine_gradients(own, own_weight, fresh, clip=clip)
         self._verdicts.update((*refused, *verdicts.values()))
         if total is None:
             return self._finish_round()
