@@ -32,7 +32,7 @@ examples:
 
 exit codes: 0 all went well, 1 unforeseen, 2 settings or usage, 3 data or model, 4 keys, 5 address
 in use, 6 checkpoint, 7 swarm processes, 8 run folder, 9 protocol, 10 files and system limits,
-130 a swarm stopped by Ctrl-C
+130 what Ctrl-C stopped
 """
 
 # A module is imported when its command is given: to import all of them takes a tenth of a second.
