@@ -38,7 +38,7 @@ _SHORTEST_NAME = 8
 
 _STYLES = {"best": "bold green", "tie": "green", "above": "bold", "below": ""}
 
-_TIE = {"best": "", "tie": " =", "above": "", "below": ""}
+_TIE = {"best": "", "tie": " =", "above": "", "below": "", None: ""}
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ def _notes(results: Results) -> list[str]:
         f"to best: mean difference over the same peers and seeds to the best honest method; = is a "
         f"tie: not over {CLEARLY:.0f} standard errors, or neither of the same sign under every "
         "seed nor beyond what it varies by between them (t-test, 5 %); beside a bottom decile, "
-        "with the highest, by that test alone",
+        "with the highest, by that test alone, of three seeds or more",
         "grads, MB in: gradients computed and megabytes received by a peer; sec: seconds that a "
         "trial trained, with others beside it",
         "rate, steps: the learning rate and the local steps between exchanges, chosen for each "

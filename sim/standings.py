@@ -36,6 +36,9 @@ CLEARLY = 2.0
 CONFIDENCE = 0.95
 """Of the paired t-test over the seeds."""
 
+_FEWEST_SEEDS = 3
+"""That bottom deciles are compared by."""
+
 Verdict = Literal["best", "tie", "below", "above"]
 
 Accuracies = npt.NDArray[np.float64]
@@ -66,7 +69,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         verdict: "best"; "below" or "above" it where the difference is clear, see
             `paired_difference`; else "tie".
         decile_verdict: The same of the bottom decile and the honest method that has the highest,
-            by the t-test over the seeds alone, as there is one number a seed.
+            by the t-test over the seeds alone, as there is one number a seed; null with fewer than
+            three, too few for that.
         gradients: Gradients computed, mean over peers and seeds.
         mb_sent: Megabytes of models and gradients sent, mean over peers and seeds.
         mb_received: The same received.
@@ -93,7 +97,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None
     standard_error: float | None
     verdict: Verdict
-    decile_verdict: Verdict
+    decile_verdict: Verdict | None
     gradients: float
     mb_sent: float
     mb_received: float
@@ -193,9 +197,7 @@ def _regime(
             difference=None
             if best is None or name == best
             else paired_difference(accuracies[name], accuracies[best]),
-            decile_verdict="best"
-            if highest is None or name == highest
-            else _decile_verdict(deciles[name], deciles[highest]),
+            decile_verdict=_decile_verdict(deciles[name], deciles[highest or name]),
             validation=validation.get(results[name][0].trial),
         )
         for name in order
@@ -209,7 +211,7 @@ def _standing(
     honest: bool,
     local: Accuracies | None,
     difference: Difference | None,
-    decile_verdict: Verdict,
+    decile_verdict: Verdict | None,
     validation: float | None,
 ) -> Standing:
     trial = results[0].trial
@@ -250,7 +252,11 @@ def _verdict(difference: Difference | None) -> Verdict:
     return "above" if difference.mean > 0 else "below"
 
 
-def _decile_verdict(ours: Sequence[float], highest: Sequence[float]) -> Verdict:
+def _decile_verdict(ours: Sequence[float], highest: Sequence[float]) -> Verdict | None:
+    if len(ours) < _FEWEST_SEEDS:
+        return None
+    if ours is highest:
+        return "best"
     differences = [one - other for one, other in zip(ours, highest, strict=True)]
     if not stands_out(differences):
         return "tie"

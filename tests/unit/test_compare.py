@@ -442,6 +442,7 @@ def test_bottom_deciles_are_compared_over_the_seeds_with_the_highest():
     verdicts = {each.method: (each.verdict, each.decile_verdict) for each in found}
     assert verdicts["local"] == ("best", "below")
     assert verdicts["fedavg"][1] == "best" and verdicts["ditto"][1] == "tie"
+    assert {each.decile_verdict for each in stand({"local": [[0.5]] * 2})} == {None}
 
 
 def test_a_difference_within_two_standard_errors_is_a_tie():
@@ -724,7 +725,7 @@ def test_the_report_says_what_is_best_what_ties_and_what_failed(tmp_path):
     csv = (tmp_path / "results.csv").read_text().splitlines()
     assert len(csv) == 5 and csv[0].startswith("regime,method,honest,mean,sd")
     markdown = (tmp_path / "results.md").read_text()
-    assert "| **fedavg** | **87.5 ± 3.5** | **85.0 ± 7.1** |" in markdown
+    assert "| **fedavg** | **87.5 ± 3.5** | 85.0 ± 7.1 |" in markdown
     assert "- failed: fedem, rotated: raised ValueError" in markdown
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
 
