@@ -67,7 +67,7 @@ def new_examples(alice: Participant, count: int = 20) -> Examples:
         ({"kindd": "knn"}, {}, "personalization.kindd; did you mean personalization.kind?"),
         ({"lambdas": []}, {}, "lambdas is empty"),
         ({"lambdas": [0.5, 1.5]}, {}, "lambdas holds 1.5"),
-        ({"lambdas": [float("nan")]}, {}, "lambdas holds nan"),
+        ({"lambdas": [float("nan")]}, {}, "lambdas = nan: write a finite number"),
         ({"capacity": 0}, {}, "personalization.capacity"),
         ({"capacity_mib": 0.0}, {}, "personalization.capacity_mib"),
         ({"capacity_mib": float("inf")}, {}, "capacity_mib = inf"),
