@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from peer.algorithm import mix_predictions
 from peer.data import Examples
 from peer.learner import Batch, Learner, Probabilities
+from peer.validation import accuracy_of
 from protocol.messages import PeerId
 from protocol.tensors import Tensors
 
@@ -32,20 +30,14 @@ def evaluate(
         peer_id: learner.predict(model, test.inputs) for peer_id, model in mixture.items()
     }
 
-    def accuracy(probabilities: Probabilities) -> float:
-        return share_right(probabilities, test.labels)
+    def accuracy(probabilities: Probabilities) -> float | None:
+        return accuracy_of(probabilities, test.labels)
 
     return {
         "accuracy": accuracy(mix_predictions(weights, predictions)),
         "own_accuracy": accuracy(learner.predict(own, test.inputs)),
         "local_accuracy": accuracy(learner.predict(local, test.inputs)) if local else None,
     }
-
-
-def share_right(probabilities: Probabilities, labels: npt.NDArray[np.int64]) -> float:
-    """Return the share of examples that are predicted right; what isn't finite is wrong."""
-    right = probabilities.argmax(axis=1) == labels
-    return float((right & np.isfinite(probabilities).all(axis=1)).mean())
 
 
 def train_alone(

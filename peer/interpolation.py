@@ -13,6 +13,7 @@ import numpy.typing as npt
 from peer.datastore import Datastore, DatastoreSettings, Labels
 from peer.learner import Probabilities
 from peer.nearest import Embeddings, Nearest
+from peer.validation import accuracy_of
 from protocol.errors import ConfigError, DataError
 
 LAMBDAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -236,13 +237,6 @@ def sigma_of(store: Datastore, settings: KnnSettings) -> float:
     if settings.sigma_unit == "distance":
         return settings.sigma
     return settings.sigma * store.spacing()
-
-
-def accuracy_of(probabilities: Probabilities, labels: Labels) -> float | None:
-    """Return the part of examples whose most probable label is right; None without examples."""
-    if not len(labels):
-        return None
-    return float((probabilities.argmax(axis=1) == labels).mean())
 
 
 def _fault_of(lambdas: Sequence[float]) -> str | None:

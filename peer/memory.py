@@ -16,10 +16,11 @@ from peer.collection import Collection
 from peer.config import PersonalizationSettings
 from peer.data import Examples
 from peer.datastore import Labels
-from peer.interpolation import Tuning, accuracy_of, choose, interpolate
+from peer.interpolation import Tuning, choose, interpolate
 from peer.learner import Learner, Probabilities
 from peer.mixture import Mixture
 from peer.nearest import Embeddings, check_embeddings
+from peer.validation import accuracy_of
 from protocol.digest import Hasher
 from protocol.errors import CheckpointError, DataError
 from protocol.tensors import Tensors

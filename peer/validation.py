@@ -1,4 +1,4 @@
-"""The mixture's accuracy on the measuring examples, from what was predicted when measuring."""
+"""Accuracy, and the mixture's on the measuring examples from what was predicted when measuring."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ import numpy.typing as npt
 from peer.algorithm import mix_predictions
 from peer.learner import Probabilities
 from protocol.messages import PeerId
+
+
+def accuracy_of(probabilities: Probabilities, labels: npt.NDArray[np.int64]) -> float | None:
+    """Return the part of examples whose most probable label is right; None without examples.
+
+    A prediction that isn't finite is wrong.
+
+    Args:
+        probabilities: Shape (num_examples, num_classes).
+        labels: Shape (num_examples,).
+    """
+    if not len(labels):
+        return None
+    right = probabilities.argmax(axis=1) == labels
+    return float((right & np.isfinite(probabilities).all(axis=1)).mean())
 
 
 class Validation:
@@ -43,4 +58,4 @@ class Validation:
             return None
         known = {peer_id: weights[peer_id] for peer_id in self._probabilities}
         mixed = mix_predictions(known, self._probabilities)
-        return float((mixed.argmax(axis=1) == self._labels).mean())
+        return accuracy_of(mixed, self._labels)

@@ -304,8 +304,8 @@ def _check_options(name: str, method: str, options: Mapping[str, Option], steps:
             raise ConfigError(
                 f"options.{name}.{key} = {value}: {why}; its default is {known[key]}"
             ) from error
-    if method in CHECKS:
+    if function in CHECKS:
         try:
-            CHECKS[method](Budget(steps=steps, local_steps=1), **preset, **options)
+            CHECKS[function](Budget(steps=steps, local_steps=1), **preset, **options)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error

@@ -50,13 +50,11 @@ METHODS: Mapping[str, Method] = {
 """A method is one file and one line here."""
 
 
-CHECKS: Mapping[str, Callable[..., None]] = {
-    "federico": check_federico,
-    "federico-thrifty": check_federico,
-    "federico-paper": check_federico,
-    "federico+knn": check_federico_knn,
+CHECKS: Mapping[Callable[..., Outcome], Callable[..., None]] = {
+    federico: check_federico,
+    federico_knn: check_federico_knn,
 }
-"""Of methods that take any keyword: what refuses what they can't use, given a budget first."""
+"""Of functions that take any keyword: what refuses what they can't use, given a budget first."""
 
 
 def find_method(name: str) -> Method:

@@ -12,10 +12,10 @@ import torch
 from peer.algorithm import AlgorithmSettings
 from peer.assembly import new_learner
 from peer.data import HOLDOUT_FRACTION, Examples, Split, split
-from peer.evaluate import share_right
 from peer.hooks import ForeignCode
 from peer.learner import Learner
 from peer.streams import Streams
+from peer.validation import accuracy_of
 from protocol.errors import ModelError
 from protocol.messages import PeerId
 from sim.cohort import Budget, Loss, MeasureOn, Member, Outcome, Predict
@@ -97,7 +97,7 @@ def run_trial(task: Task) -> TrialResult:
     with ForeignCode(str(trial), ModelError):
         outcome = method(members, budget, rng, **options)
         seconds = time.perf_counter() - began_s
-        accuracy = [accuracy_of(*pair) for pair in zip(outcome.predict, tests, strict=True)]
+        accuracy = [measure_accuracy(*pair) for pair in zip(outcome.predict, tests, strict=True)]
     weights = None
     if outcome.weights is not None and not trial.tuning:
         weights = np.round(outcome.weights, 6).tolist()
@@ -131,11 +131,11 @@ def make_members(task: Task) -> list[Member]:
     ]
 
 
-def accuracy_of(predict: Predict, test: Examples | None) -> float | None:
+def measure_accuracy(predict: Predict, test: Examples | None) -> float | None:
     """Return the share of test examples that are predicted right; None when there are none."""
     if not test:
         return None
-    return share_right(predict(test.inputs), test.labels)
+    return accuracy_of(predict(test.inputs), test.labels)
 
 
 def _make_member(task: Task, number: int, name: str, part: Slice) -> Member:

@@ -18,9 +18,10 @@ from helpers_cohort import make_members
 
 from peer.data import Split, split
 from peer.datastore import Datastore
-from peer.interpolation import LAMBDAS, KnnSettings, Tuning, accuracy_of, interpolate, tune
+from peer.interpolation import LAMBDAS, KnnSettings, Tuning, interpolate, tune
 from peer.learner import Learner, TrainingSettings
 from peer.sources import load_source
+from peer.validation import accuracy_of
 from protocol.errors import DataError
 from protocol.tensors import Tensors
 from sim.baselines.fedavg import train_global

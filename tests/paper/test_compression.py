@@ -14,7 +14,8 @@ from helpers_knn import DEFAULT, Remembering, World, memory_of, remember, tuned
 from peer import compression
 from peer.compression import Prototypes, compress
 from peer.datastore import Datastore
-from peer.interpolation import LAMBDAS, accuracy_of, choose, interpolate
+from peer.interpolation import LAMBDAS, choose, interpolate
+from peer.validation import accuracy_of
 from sim.federico_knn import federico_knn
 
 WORLD = World(peers=10, alpha=0.3, steps=60)

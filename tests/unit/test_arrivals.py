@@ -163,6 +163,29 @@ def test_a_core_renews_what_comes_a_round_late():
     assert finished.verdicts == {Verdict.APPLIED: 1}
 
 
+def test_a_long_gradient_is_clipped_by_the_setting_whatever_its_age():
+    for clip, expected in ((1.0, [1.5, 1.5]), (4.0, [3.0, 3.0])):
+        core = PeerCore(
+            peer_id=ME,
+            settings=AlgorithmSettings(start="cold", exchange_every=1, num_neighbors=0, clip=clip),
+            model=Tensors.zeros(LAYOUT),
+            incarnation=0,
+            rounds=None,
+            rng=np.random.default_rng(0),
+        )
+        core.handle(Started(frozenset()))
+        core.handle(GradientArrived(update(0, vector(100))))
+        steps = []
+        for number in range(2):
+            core.handle(Measured(ME, number, 1.0))
+            core.handle(Differentiated(ME, number, tensors(vector(1)), 4))
+            step, *_ = core.handle(RoundClosed(number))
+            steps.append(step.gradient["weight"][0])
+            core.handle(Stepped(number, Tensors.zeros(LAYOUT)))
+            core.handle(GradientArrived(update(0, vector(100))))
+        assert steps == expected  # 1 + 0.5 clip, of weight 0.5
+
+
 def test_whoever_sends_nothing_on_an_older_version_moves_nothing_however_many_they_are():
     rng = np.random.default_rng(0)
     then, now = rng.normal(size=(2, 1000)).astype(np.float32)

@@ -43,7 +43,7 @@ from sim.partition_settings import PartitionSettings
 from sim.provenance import code_digest
 from sim.standings import Standing, paired_difference, standings, stands_out
 from sim.supply import Supply, divide
-from sim.trial import TrialResult, accuracy_of, make_members, run_trial
+from sim.trial import TrialResult, make_members, measure_accuracy, run_trial
 from sim.trial_progress import TrialProgress
 from sim.workers import Failure, Workers
 
@@ -369,9 +369,9 @@ def test_a_peer_whose_data_drift_is_tested_on_what_it_has_in_the_end(monkeypatch
 
     def testing(predict, test):
         tests.append(test)
-        return accuracy_of(predict, test)
+        return measure_accuracy(predict, test)
 
-    monkeypatch.setattr("sim.trial.accuracy_of", testing)
+    monkeypatch.setattr("sim.trial.measure_accuracy", testing)
     own = {"turn": PartitionSettings(kind="rotated", groups=2, drifting=4)}
     ours = settings(regime=own, regimes=("turn",))
     found = run_small(ours, "local", regime="turn")
@@ -388,9 +388,9 @@ def test_a_peer_whose_data_drift_is_tested_on_what_it_has_in_the_end(monkeypatch
 def test_a_prediction_that_is_not_finite_is_wrong_and_no_examples_no_accuracy():
     test = Examples(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
     rows = np.array([[1, 0], [0, 1], [math.nan, 0], [math.inf, 0]], np.float32)
-    assert accuracy_of(lambda _: rows, test) == 0.25
-    assert accuracy_of(lambda _: rows[:0], Examples(test.inputs[:0], test.labels[:0])) is None
-    assert accuracy_of(lambda _: rows, None) is None
+    assert measure_accuracy(lambda _: rows, test) == 0.25
+    assert measure_accuracy(lambda _: rows[:0], Examples(test.inputs[:0], test.labels[:0])) is None
+    assert measure_accuracy(lambda _: rows, None) is None
 
 
 # Standings

@@ -16,12 +16,12 @@ from peer.datastore import Datastore, DatastoreSettings
 from peer.interpolation import (
     Blend,
     KnnSettings,
-    accuracy_of,
     interpolate,
     label_distribution,
     tune,
 )
 from peer.nearest import Nearest
+from peer.validation import accuracy_of
 from protocol.errors import ConfigError, DataError
 
 CLASSES = 3
